@@ -1,0 +1,345 @@
+"""The agent runtime: observe what happens, score what is cached, predict who comes next, act off the critical path.
+
+The four verbs are those of "A Policy-Driven Runtime Layer for Agentic LLM Serving" (section 2.1). One Runtime serves
+one radix tree. It is the tree's listener and the engine's observer; every choice (eviction, later admission and
+warmup) is a policy that reads `World` and is asked through `score`. Data path: event in, state updated, score out.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from radix_policy.config import ConfigError, build, key
+from radix_policy.events import (
+    Effect,
+    Event,
+    PrefixMatched,
+    RequestArrived,
+    RequestFinished,
+    SessionClosed,
+    Tick,
+)
+from radix_policy.eviction import POLICIES
+from radix_policy.eviction.base import EvictionPolicy
+from radix_policy.identity import Identifier, IdentityConfig
+from radix_policy.leaf_index import Drain, LeafIndex
+from radix_policy.nodes import UNKNOWN, Node, NodeTable
+from radix_policy.sessions import Session, SessionTable
+from radix_policy.transitions import TransitionCounts
+from radix_policy.tree_view import NodeId
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Keys of the runtime itself."""
+
+    max_sessions: int = key(4096, "live sessions kept; the one idle for longest goes first", low=1, unit="sessions")
+    transition_decay: float = key(0.98, "factor on an agent's row before each update", low=0.5, high=1)
+
+
+@dataclass
+class Clock:
+    """The rank-agreed clock; moved by Tick only."""
+
+    step: int = 0  # scheduler steps
+    seconds: float = 0.0
+
+
+class Request:
+    """A request in the engine, and who sent it. `state` is for the eviction policy alone."""
+
+    __slots__ = (
+        "agent",
+        "final",
+        "matched",
+        "namespace",
+        "next_agent",
+        "priority",
+        "prompt_tokens",
+        "rid",
+        "session",
+        "state",
+        "tagged",
+    )
+
+    def __init__(self, rid: str, agent: int, session: Session | None, namespace: str, prompt_tokens: int) -> None:
+        self.rid = rid
+        self.agent = agent
+        self.session = session
+        self.namespace = namespace
+        self.prompt_tokens = prompt_tokens
+        self.tagged = False
+        self.final = False
+        self.next_agent = UNKNOWN  # the client's forecast, UNKNOWN when none or never seen
+        self.priority = 0
+        self.matched = False
+        self.state: Any = None
+
+
+class Forecast(NamedTuple):
+    """One agent's chance to be called next."""
+
+    agent: int
+    probability: float
+
+
+@dataclass
+class World:
+    """What policies may read. They write none of it, except `state` slots and `refile`."""
+
+    clock: Clock
+    identifier: Identifier
+    sessions: SessionTable
+    transitions: TransitionCounts
+    nodes: NodeTable
+    refile: Callable[[Node], None]
+    page_size: int = 1
+
+
+class Runtime:
+    """Owns the state of one tree. Implements `tree_view.TreeListener`; see `observe` for the other half."""
+
+    def __init__(
+        self,
+        policy: str | type[EvictionPolicy] = "lru",
+        config: Mapping[str, Any] | None = None,
+        *,
+        page_size: int = 1,
+        index: bool = True,
+    ) -> None:
+        """ConfigError names the first bad key. `index=False` for engines that keep their own set of leaves."""
+        kind = POLICIES.get(policy) if isinstance(policy, str) else policy
+        if kind is None:
+            raise ConfigError(f"unknown policy {policy!r}; known: {', '.join(sorted(POLICIES))}")
+        runtime_config, identity_config, policy_config = build(
+            config or {}, RuntimeConfig, IdentityConfig, kind.Config, policy=kind.name
+        )
+        self.config: RuntimeConfig = runtime_config  # type: ignore[assignment]
+        self.requests: dict[str, Request] = {}
+        self.effects: list[Effect] = []
+        self.world = World(
+            clock=Clock(),
+            identifier=Identifier(identity_config),  # type: ignore[arg-type]
+            sessions=SessionTable(self.config.max_sessions),
+            transitions=TransitionCounts(decay=self.config.transition_decay),
+            nodes=NodeTable(self._on_leaf if index else None),
+            refile=self._refile,
+            page_size=page_size,
+        )
+        self.policy = kind(self.world, policy_config)
+        self.index = LeafIndex(self.policy.class_of, self.policy.score)
+        self._sink: Callable[[Effect], None] | None = None
+        self._verbs: dict[type, Callable[[Any], None]] = {
+            RequestArrived: self._arrived,
+            PrefixMatched: self._matched,
+            RequestFinished: self._finished,
+            SessionClosed: self._closed,
+            Tick: self._tick,
+        }
+
+    # ---- observe: requests ----
+
+    def observe(self, event: Event) -> None:
+        """Take one event in. TypeError on anything that is no event."""
+        verb = self._verbs.get(type(event))
+        if verb is None:
+            raise TypeError(f"not an event: {event!r}")
+        verb(event)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        world, tag = self.world, event.tag
+        identity = world.identifier.resolve(event.prompt, event.namespace, tag)
+        session = None
+        if identity.session is not None:
+            session = world.sessions.open(event.namespace, identity.session)
+        request = Request(event.rid, identity.agent, session, event.namespace, len(event.prompt))
+        request.tagged, request.priority = identity.tagged, event.priority
+        if tag is not None:
+            request.final = tag.final
+            if tag.next_agent is not None:
+                request.next_agent = world.identifier.agents.find(event.namespace, "tag:" + tag.next_agent)
+        self.requests[event.rid] = request
+        if session is not None:
+            previous, agent = session.agent, identity.agent
+            if session.calls == 0:
+                session.entry = agent
+            elif previous >= 0 and agent >= 0:
+                world.transitions.add(previous, agent)
+            session.agent = agent
+            session.calls += 1
+            session.running += 1
+            session.visits[agent] = session.visits.get(agent, 0) + 1
+        self.policy.on_request(request)
+
+    def _matched(self, event: PrefixMatched) -> None:
+        request = self.requests.get(event.rid)
+        if request is None or request.matched:
+            return
+        request.matched = True
+        nodes = self.world.nodes
+        path = [nodes[i] for i in event.path]
+        self.policy.on_match(request, path)
+        for node in path:
+            self._own(node, request)
+            node.hits += 1
+            node.step = self.world.clock.step
+            self._refile(node)
+
+    def _finished(self, event: RequestFinished) -> None:
+        request = self.requests.pop(event.rid, None)
+        if request is None:
+            return
+        session = request.session
+        if session is not None:
+            session.running = max(0, session.running - 1)
+            session.finished_at = self.world.clock.seconds
+            if request.final:
+                session.ended = True
+        self.policy.on_finish(request)
+
+    def _closed(self, event: SessionClosed) -> None:
+        session = self.world.sessions.find(event.namespace, event.session)
+        if session is not None:
+            session.ended = True
+
+    def _tick(self, event: Tick) -> None:
+        clock = self.world.clock
+        clock.step = max(clock.step, event.step)
+        clock.seconds = max(clock.seconds, event.seconds)
+
+    def _own(self, node: Node, request: Request) -> None:
+        session = request.session.id if request.session is not None else UNKNOWN
+        if node.session not in (UNKNOWN, session) and session != UNKNOWN:
+            node.shared = True
+        node.agent, node.session = request.agent, session
+
+    # ---- observe: the tree (tree_view.TreeListener) ----
+
+    def reset(self, root: NodeId) -> None:
+        """See TreeListener. Requests and what was learned about agents stay."""
+        self.index.clear()
+        self.world.nodes.reset(root)
+
+    def added(self, node: NodeId, parent: NodeId, length: int, start: int, stamp: float, rid: str | None) -> None:
+        """See TreeListener."""
+        request = self.requests.get(rid) if rid is not None else None
+        record = self.world.nodes.add(node, parent, length, start, stamp, self.world.clock.step)
+        if request is not None:
+            self._own(record, request)
+            record.priority = request.priority
+            # a node is output when it starts at or past the last page that the prompt fills
+            record.output = start >= request.prompt_tokens - request.prompt_tokens % self.world.page_size
+        self.policy.on_insert(record, request)
+        self._refile(record)
+
+    def split(self, prefix: NodeId, suffix: NodeId, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
+        """See TreeListener."""
+        nodes = self.world.nodes
+        record = nodes.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
+        self.policy.on_split(record, nodes[suffix])
+        self._refile(nodes[suffix])
+
+    def touched(self, node: NodeId, stamp: float) -> None:
+        """See TreeListener."""
+        nodes = self.world.nodes
+        record = nodes[node]
+        record.step = self.world.clock.step
+        nodes.stamp(record, stamp)
+
+    def counted(self, node: NodeId) -> None:
+        """See TreeListener."""
+        self.world.nodes[node].counts += 1
+
+    def locked(self, node: NodeId) -> None:
+        """See TreeListener."""
+        self.world.nodes.lock(node)
+
+    def unlocked(self, node: NodeId) -> None:
+        """See TreeListener."""
+        self.world.nodes.unlock(node)
+
+    def demoted(self, node: NodeId) -> None:
+        """See TreeListener."""
+        self.policy.on_evict(self.world.nodes[node])
+        self.world.nodes.demote(node)
+
+    def restored(self, node: NodeId) -> None:
+        """See TreeListener."""
+        self.world.nodes.restore(node)
+
+    def removed(self, node: NodeId) -> None:
+        """See TreeListener."""
+        record = self.world.nodes[node]
+        if record.resident:
+            self.policy.on_evict(record)
+        self.world.nodes.remove(node)
+
+    # ---- score ----
+
+    def score(self, node: NodeId) -> float:
+        """The policy's score of one node: the lowest is lost first. KeyError when the tree does not hold it."""
+        return self.policy.score(self.world.nodes[node])
+
+    @contextmanager
+    def evicting(self) -> Iterator[Drain]:
+        """One eviction call: `with runtime.evicting() as drain: ... drain.next()`."""
+        self.policy.refresh()
+        drain = self.index.drain()
+        try:
+            yield drain
+        finally:
+            drain.end()
+
+    # ---- predict ----
+
+    def predict(self, session: Session, horizon: int = 1) -> list[Forecast]:
+        """Agents by their chance to be the session's `horizon`-th call from now, likeliest first, zeros left out."""
+        transitions = self.world.transitions
+        if session.agent < 0:
+            return []
+        p = transitions.row(session.agent)
+        for _ in range(horizon - 1):
+            rows = [(q, transitions.row(i)) for i, q in enumerate(p) if q > 0]
+            p = [sum(q * row[j] for q, row in rows) for j in range(len(transitions))]
+        return sorted((Forecast(j, q) for j, q in enumerate(p) if q > 0), key=lambda f: (-f.probability, f.agent))
+
+    # ---- act ----
+
+    def act(self, effect: Effect) -> None:
+        """Hand an effect to the engine, at once when it attached a sink, else at its next `attach`."""
+        if self._sink is not None:
+            self._sink(effect)
+        else:
+            self.effects.append(effect)
+
+    def attach(self, sink: Callable[[Effect], None]) -> None:
+        """The engine's executor of effects; effects that waited are handed over in order."""
+        self._sink = sink
+        waiting, self.effects = self.effects, []
+        for effect in waiting:
+            sink(effect)
+
+    # ---- bookkeeping ----
+
+    def snapshot(self) -> dict[str, Any]:
+        """Numbers for status and metrics, JSON-ready."""
+        world = self.world
+        return {
+            "policy": self.policy.name,
+            "agents": len(world.identifier.agents) - 1,
+            "sessions": len(world.sessions),
+            "nodes": len(world.nodes),
+            "leaves": len(self.index),
+            "classes": self.index.classes,
+            "predictability": world.transitions.predictability(),
+            "step": world.clock.step,
+            **self.policy.snapshot(),
+        }
+
+    def _on_leaf(self, node: Node, is_leaf: bool) -> None:
+        self.index.file(node, is_leaf)
+
+    def _refile(self, node: Node) -> None:
+        if node.id in self.index:
+            self.index.file(node)
