@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks simulate | replay | compare | demo | micro | host | report`."""

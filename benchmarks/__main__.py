@@ -1,0 +1,70 @@
+"""`python -m benchmarks COMMAND ...`. Every command is a module with `add_parser(sub)` and `run(args) -> int`.
+
+Only the module of the command that was asked for is imported: `simulate` needs numpy alone, not SGLang, torch or an
+HTTP client. `args.argv` holds the words after the command, for the record in the result file. Exit status: 0 done,
+1 the benchmark failed, 2 the command cannot be carried out as given (one line on stderr), 130 interrupted.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from benchmarks.results import UsageError
+from radix_policy.config import ConfigError
+from radix_policy.workloads import WorkloadError
+
+COMMANDS = {
+    "simulate": "hit rates in the simulator: policies, capacities, concurrency, with the offline optimum",
+    "replay": "a workload or trace against a running server",
+    "compare": "starts servers itself, one per policy and pool size, and replays on each",
+    "demo": "the six-agent workload on a real server under lru and scout, with a report",
+    "micro": "hot-path costs of the tree cores and policies",
+    "host": "the host tier in the simulator: admission modes and sizes",
+    "report": "HTML and plots from result files",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="python -m benchmarks", description="Benchmarks of sglang-scout.")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    name = words[0] if words and words[0] in COMMANDS else None
+    if name is None:
+        for command, text in COMMANDS.items():
+            sub.add_parser(command, help=text)
+        parser.parse_args(words)
+        raise AssertionError("unreachable: no command, and argparse did not stop")
+    try:
+        module = importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"benchmarks.{name}":
+            return _fail(name, "this command is not part of this checkout", 2)
+        return _fail(name, f"needs the Python package {error.name!r}: pip install 'sglang-scout[bench]'", 2)
+    module.add_parser(sub)
+    args = parser.parse_args(words)
+    args.argv = words[1:]
+    try:
+        return int(module.run(args))
+    except (UsageError, ConfigError, WorkloadError) as error:
+        return _fail(name, str(error), 2)
+    except KeyboardInterrupt:
+        return _fail(name, "interrupted", 130)
+
+
+def _fail(command: str, message: str, status: int) -> int:
+    print(f"python -m benchmarks {command}: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

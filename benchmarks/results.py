@@ -1,0 +1,210 @@
+"""Result files of the benchmarks: one JSON document, written whole after every point, so that a stop loses nothing.
+
+    {"kind", "command", "date", "seed", "versions", "machine", "complete", "points": [...], ...}
+
+`command` is what made the file, without the options that do not change the figures (`--json`, `--jobs`); a second run
+of the same command finds the points that are already there and adds the missing ones.
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("sglang-scout", "numpy", "sglang", "torch", "transformers")
+NEUTRAL = ("--json", "--jobs", "--report")  # options with one value that do not change a figure
+
+
+class UsageError(ValueError):
+    """The command cannot be carried out as given: one line for stderr, exit status 2."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that are installed, and the commit of this checkout when there is one."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if commit:
+        dirty = _git("status", "--porcelain", "--untracked-files=no")
+        found["commit"] = commit + ("+changes" if dirty else "")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The machine in words: processor, cores that this process may use, memory in GiB, operating system."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "os": platform.platform(terse=True),
+    }
+
+
+def canonical_command(name: str, argv: Sequence[str]) -> str:
+    """`python -m benchmarks NAME ...` without the options in NEUTRAL, as one shell line."""
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        if skip:
+            skip = False
+        elif word in NEUTRAL:
+            skip = True
+        elif not word.startswith(tuple(option + "=" for option in NEUTRAL)):
+            kept.append(word)
+    return shlex.join(["python", "-m", "benchmarks", name, *kept])
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The document in a result file; UsageError when it is no result file."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("points"), list):
+        raise UsageError(f"{path}: JSON, but no result file (no list `points`)")
+    return document
+
+
+def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write the document so that a reader sees the old file or the new one, never half of one."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=target.name + ".", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner reads
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class Results:
+    """One result file while a benchmark runs. `path=None` keeps everything in memory only."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        path: str | os.PathLike[str] | None,
+        *,
+        seed: int | None = None,
+        identity: Sequence[str] = ("workload", "policy", "capacity_tokens", "concurrency"),
+        **extra: Any,
+    ) -> None:
+        """`identity`: the keys of a point that tell it from the others. UsageError when the file is another run's."""
+        self.path = path
+        self._identity = tuple(identity)
+        self.document: dict[str, Any] = {
+            "kind": name,
+            "command": canonical_command(name, argv),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": seed,
+            "versions": versions(),
+            "machine": machine(),
+            **extra,
+            "complete": False,
+            "points": [],
+        }
+        if path is not None and Path(path).exists():
+            old = read(path)
+            if old.get("command") != self.document["command"]:
+                raise UsageError(f"{path}: holds the results of another command: {old.get('command')}")
+            self.document["points"] = old["points"]
+        self._done = {self._key(point) for point in self.document["points"]}
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The points so far."""
+        return self.document["points"]
+
+    def has(self, point: Mapping[str, Any]) -> bool:
+        """Whether a point with this one's identity is there."""
+        return self._key(point) in self._done
+
+    def add(self, point: Mapping[str, Any]) -> None:
+        """Keep the point, on disk before this returns."""
+        self.points.append(dict(point))
+        self._done.add(self._key(point))
+        self.save()
+
+    def finish(self, order: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Mark the run complete; points are put into the order of the identities in `order` when it is given."""
+        rank = {self._key(point): i for i, point in enumerate(order)}
+        if rank:
+            self.points.sort(key=lambda p: rank.get(self._key(p), len(rank)))
+        self.document["complete"] = True
+        self.save()
+
+    def save(self) -> None:
+        """Write the file, when there is one."""
+        if self.path is not None:
+            write(self.path, self.document)
+
+    def _key(self, point: Mapping[str, Any]) -> str:
+        return json.dumps([point.get(name) for name in self._identity])
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns in plain text: text to the left, numbers to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(headers)]
+    numeric = [all(not isinstance(row[i], str) for row in rows) and bool(rows) for i in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(list(headers)), line(["-" * w for w in widths]), *(line(row) for row in cells)])
+
+
+def progress(text: str) -> None:
+    """One line to stderr, so that stdout stays the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
