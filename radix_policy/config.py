@@ -116,3 +116,12 @@ def _show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def markdown(parts: Mapping[str, type]) -> str:
+    """The README's table of keys: one row per key, grouped by the part (given as heading -> dataclass)."""
+    lines = ["| part | key | default | allowed | unit | effect |", "|---|---|---|---|---|---|"]
+    for heading, part in parts.items():
+        for name, default, what, unit, doc in rows(part):
+            lines.append(f"| {heading} | `{name}` | {default} | {what} | {unit} | {doc} |")
+    return "\n".join(lines)
