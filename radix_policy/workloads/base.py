@@ -1,8 +1,9 @@
 """The contract of a workload: sessions, each a fixed script of calls that a closed loop plays.
 
 A slot (one of `concurrency`) takes the next session, waits `start_gap` seconds, then plays its calls in order: the
-next call starts `gap` seconds after the previous one finished. Prompts and outputs are spans (radix_policy.prompts):
-an output's spans stand again in the later prompts that contain it.
+next call starts `gap` seconds after the previous one finished. Sessions of another lane (background traffic) have
+slots of their own. Prompts and outputs are spans (radix_policy.prompts): an output's spans stand again in the later
+prompts that contain it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ class SessionScript:
     key: str
     calls: tuple[Call, ...]
     tagged: bool = True  # whether a client that tags would tag it (anonymous traffic would not)
+    lane: int = 0  # each lane that occurs has `concurrency` slots of its own; a loop may also play all in one lane
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Workload:
     def largest(self) -> int:
         """F: prompt plus output tokens of the largest single request."""
         return max((c.prompt_tokens + c.output_tokens for s in self.sessions for c in s.calls), default=0)
+
+    @property
+    def lanes(self) -> tuple[tuple[SessionScript, ...], ...]:
+        """The sessions of each lane, in order; one lane unless there is background traffic."""
+        lanes = sorted({s.lane for s in self.sessions})
+        return tuple(tuple(s for s in self.sessions if s.lane == lane) for lane in lanes)
 
     @property
     def requests(self) -> int:
