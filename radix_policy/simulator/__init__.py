@@ -1,0 +1,19 @@
+"""The simulator: SGLang's radix tree and memory in a closed loop of agents, driving the same runtime as the plugin."""
+
+from radix_policy.simulator.engine import CHUNK, Engine, OutOfMemory, Run
+from radix_policy.simulator.loop import IDENTITIES, SERVICES, Loop, Outcome, call_numbers
+from radix_policy.simulator.tree import SimTree, spans_of
+
+__all__ = [
+    "CHUNK",
+    "IDENTITIES",
+    "SERVICES",
+    "Engine",
+    "Loop",
+    "OutOfMemory",
+    "Outcome",
+    "Run",
+    "SimTree",
+    "call_numbers",
+    "spans_of",
+]
