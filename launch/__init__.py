@@ -1,2 +1,5 @@
-"""Starting SGLang servers: the command line (``python -m launch``), the :class:`launch.server.Server` context manager that
-tests and benchmarks use, and the tiny model that needs no download. Runs from a checkout; not part of the wheel."""
+"""Starting SGLang servers, from a checkout (this is not part of the wheel).
+
+``python -m launch`` is the command line, :class:`launch.server.Server` what tests and benchmarks use, and
+``launch.tiny_model`` makes a model without a download.
+"""

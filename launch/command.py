@@ -127,11 +127,13 @@ def check_port(host: str, port: int) -> None:
         raise UsageError(f"host {host}: {error.strerror}") from error
     family, kind, protocol, _, address = infos[0]
     with socket.socket(family, kind, protocol) as probe:
+        # As uvicorn does: a port whose last server has just stopped is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            raise UsageError(f"port {port} on {host} cannot be used: {(error.strerror or str(error)).lower()}") from error
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"port {port} on {host} cannot be used: {reason}") from error
 
 
 def check_json(flag: str, text: str) -> None:
@@ -200,9 +202,9 @@ def build(
 ) -> Command:
     """The command for SGLang flags ``arguments``; raises UsageError for what can be seen to be wrong beforehand.
 
-    ``policy`` and ``policy_config`` become ``--radix-eviction-policy`` and its ``-config``. ``cpu`` None means: on the CPU
-    where there is no GPU, or where SGLANG_USE_CPU_ENGINE=1 or ``--device cpu`` asks for it. On a GPU nothing is added but
-    the policy. ``env`` is the environment that the server will inherit (default: this process's).
+    ``policy`` and ``policy_config`` become ``--radix-eviction-policy`` and its ``-config``. ``cpu`` None means: on
+    the CPU where there is no GPU, or where SGLANG_USE_CPU_ENGINE=1 or ``--device cpu`` asks for it. On a GPU nothing
+    is added but the policy. ``env`` is the environment that the server will inherit (default: this process's).
     """
     inherited = dict(os.environ if env is None else env)
     given = list(arguments)
@@ -238,6 +240,6 @@ def build(
                 f"--enable-hierarchical-cache needs {HOST_TIER_MIN_FREE_GIB} GiB of free memory "
                 f"(SGLang reserves 10), {free:.1f} GiB are free"
             )
-    # Defaults come first: should a flag of the user's be an abbreviation that is not recognised here, theirs still wins.
+    # Defaults come first: an abbreviated flag of the user's, which is not recognised here, still wins.
     argv = [python, "-m", "sglang.launch_server", *defaults, *given]
     return Command(argv, added_env, host, int(port_text))

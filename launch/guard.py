@@ -1,9 +1,9 @@
 """Stands between a launcher and its server so that nothing is left running, however either of them ends.
 
-Run by file path with the standard library only: ``python -I guard.py LAUNCHER_PID GRACE_SECONDS -- COMMAND...``. It starts
-COMMAND in its own session, forwards SIGTERM, SIGINT and SIGHUP to it, and exits with the command's exit code (128 + n if
-signal n killed it). Every process that the command leaves behind is killed before the guard exits, also one that moved to
-another process group or session: the guard is the subreaper of all of them.
+Run by file path with the standard library only: ``python -I guard.py LAUNCHER_PID GRACE_SECONDS -- COMMAND...``. It
+starts COMMAND in its own session, forwards SIGTERM, SIGINT and SIGHUP to it, and exits with the command's exit code
+(128 + n if signal n killed it). Every process that the command leaves behind is killed before the guard exits, also
+one that moved to another process group or session: the guard is the subreaper of all of them.
 
 - The command does not stop within GRACE_SECONDS of the first signal, or a second signal comes: everything is killed.
 - The launcher dies, by SIGKILL too: everything is killed. (Seen by polling the parent's pid rather than with
@@ -11,6 +11,7 @@ another process group or session: the guard is the subreaper of all of them.
 - The guard itself is killed: the command gets SIGKILL through PR_SET_PDEATHSIG; SGLang's children do the same.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -67,7 +68,7 @@ class Guard:
             signal.signal(number, self._on_signal)
         try:
             # preexec_fn is safe here: this process has one thread.
-            self.child = subprocess.Popen(self.command, preexec_fn=self._in_child).pid  # noqa: PLW1509
+            self.child = subprocess.Popen(self.command, preexec_fn=self._in_child).pid
         except OSError as error:
             print(f"cannot start {self.command[0]}: {error.strerror}", file=sys.stderr, flush=True)
             return 127
@@ -111,10 +112,8 @@ class Guard:
         # Orphans of a killed process become children of this subreaper, so the loop meets them on its next turn.
         while pids := descendants(os.getpid()):
             for pid in pids:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             self._reap()
             time.sleep(0.01)
         self._reap()

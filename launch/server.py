@@ -1,4 +1,4 @@
-"""A running SGLang server: started, waited for, and always stopped. Used by ``python -m launch``, tests and benchmarks."""
+"""A running SGLang server: started, waited for, and always stopped."""
 
 import collections
 import os
@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -24,7 +24,7 @@ _POLL_S = 0.2
 # An exception's own line at the end of a traceback, or argparse's complaint.
 _ERROR = re.compile(r"^(\[[^\]]*\] )?((\w+\.)*\w*(Error|Exception|Exit)\b(:|$)|[\w./ -]+: error: |cannot start )")
 # Consequences of another process's failure and noise that every start has; the cause is elsewhere in the log.
-_NOT_THE_CAUSE = re.compile(r"Ignore import error|died during|EOFError|BrokenPipeError|ConnectionResetError|sched.* dead")
+_NOT_THE_CAUSE = re.compile(r"Ignore import error|died during|EOFError|BrokenPipeError|ConnectionResetError|is dead")
 
 
 class ServerError(RuntimeError):
@@ -35,11 +35,11 @@ class ServerError(RuntimeError):
         self.exit_code = exit_code
 
 
-def error_line(lines: Sequence[str]) -> str:
+def error_line(lines: Iterable[str]) -> str:
     """The line of a log that best says why a server died: its last exception that is not a mere consequence."""
-    candidates = [line.strip() for line in lines if _ERROR.match(line.strip())]
-    causes = [line for line in candidates if not _NOT_THE_CAUSE.search(line)]
     nonblank = [line.strip() for line in lines if line.strip()]
+    candidates = [line for line in nonblank if _ERROR.match(line)]
+    causes = [line for line in candidates if not _NOT_THE_CAUSE.search(line)]
     return (causes or candidates or nonblank or ["no output"])[-1]
 
 
@@ -140,9 +140,10 @@ def is_ready(url: str, timeout_s: float = 5.0) -> bool:
 class Server:
     """An SGLang server for the length of a ``with`` block.
 
-    ``max_total_tokens`` is the size of the KV pool in tokens, ``env`` is added to this process's environment, ``port`` None
-    takes a free one, ``log_path`` None keeps the log in a temporary file that goes with the server. Entering raises
-    :class:`launch.command.UsageError` or :class:`ServerError`; leaving stops the server and all its processes.
+    ``max_total_tokens`` is the size of the KV pool in tokens, ``env`` is added to this process's environment,
+    ``port`` None takes a free one, ``log_path`` None keeps the log in a temporary file that goes with the server.
+    Entering raises :class:`launch.command.UsageError` or :class:`ServerError`; leaving stops the server and all its
+    processes.
     """
 
     def __init__(

@@ -1,17 +1,17 @@
-"""``python -m launch.tiny_model OUT``: a tiny Llama with a tokenizer and a chat template, made here, without a download.
+"""``python -m launch.tiny_model OUT``: a tiny Llama, its tokenizer and chat template, made here without a download.
 
 Why it is built and not drawn at random: a cache policy must never change an output, and tests check that by comparing
-greedy tokens of cached, recomputed and batched runs. In a random model the two best logits are now and then closer than
-float noise, and the batch's shape alone flips a token. So one part of this model is a digital circuit, and its other part
-an ordinary random transformer that is too weak to overrule it:
+greedy tokens of cached, recomputed and batched runs. In a random model the two best logits are now and then closer
+than float noise, and the batch's shape alone flips a token. So one part of this model is a digital circuit, and its
+other part an ordinary random transformer that is too weak to overrule it:
 
 - *digital*: each token has an 11-bit code. In each of the 3 layers, 12 attention heads pick the tokens at 12 fixed
-  distances (RoPE phases, see ``_PICK_WEIGHTS``), the MLP takes the parity of the picked codes and the own one, and the
-  result, back at exactly +-1, is the code of the next layer. The distances (1..12, 13 x 1..12, 169 x 1..12) make the final
-  code the parity of the last 2,197 tokens: one wrong token or KV row changes the output. The token whose code that is gets
-  the top logit; every other one is at least 2 lower, before the second part.
-- *random*: the other channels are random embeddings, attention heads and MLP units as in any random model. They reach the
-  logits with a deviation of about ``SOFT_LOGIT_STD`` and depend smoothly on every token of the context.
+  distances (RoPE phases, see ``_PICK_WEIGHTS``), the MLP takes the parity of the picked codes and the own one, and
+  the result, back at exactly +-1, is the code of the next layer. The distances (1..12, 13 x 1..12, 169 x 1..12) make
+  the final code the parity of the last 2,197 tokens: one wrong token or KV row changes the output. The token whose
+  code that is gets the top logit; every other one is at least 2 lower, before the second part.
+- *random*: the other channels are random embeddings, attention heads and MLP units as in any random model. They reach
+  the logits with a deviation of about ``SOFT_LOGIT_STD`` and depend smoothly on every token of the context.
 
 The text that it writes is noise. Special tokens are never written, so a generation ends by its token limit.
 
@@ -54,13 +54,13 @@ SOFT_LOGIT_STD = 0.12  # in units where the best code leads the second best by 2
 # g = 1.35e-4. So the head finds its target among 32,768 positions, and where the context is too short to have it, the
 # first token, each time ahead of all others by PICK_SCALE * g = 35 in the exponent.
 _PICK_WEIGHTS = (
-    (0.00016, 0.00011, 0.00018, 0.00015, 0.00038, 0.00084, 0.0, 0.00157)
-    + (0.00424, 0.00293, 0.00387, 0.00478, 0.0, 0.14301, 0.0, 0.83777)
-)  # fmt: skip
+    *(0.00016, 0.00011, 0.00018, 0.00015, 0.00038, 0.00084, 0.0, 0.00157),
+    *(0.00424, 0.00293, 0.00387, 0.00478, 0.0, 0.14301, 0.0, 0.83777),
+)
 PICK_SCALE = 2.6e5
 
-# Channels of the residual stream: one constant, the codes that enter each layer and leave the last one, each layer's sums
-# of picked codes, and the rest for the random part.
+# Channels of the residual stream: one constant, the codes that enter each layer and leave the last one, each layer's
+# sums of picked codes, and the rest for the random part.
 _CONST = 0
 _CODE = [1 + CODE_BITS * layer for layer in range(LAYERS + 1)]
 _SUM = [1 + CODE_BITS * (LAYERS + 1 + layer) for layer in range(LAYERS)]
@@ -80,8 +80,8 @@ def pick_distances(layer: int) -> list[int]:
 def turn(layer: int, head: int) -> int:
     """By how many bits a picking head rotates the code that it brings.
 
-    Without it a context shorter than the longest reach had only its plain parity to go by, which the next token depends on
-    alone: generations then ran into cycles of some 50 tokens.
+    Without it a context shorter than the longest reach had only its plain parity to go by, which the next token
+    depends on alone: generations then ran into cycles of some 50 tokens.
     """
     return (head + 1) * (2 * layer + 1) % CODE_BITS
 
@@ -113,11 +113,12 @@ def _attention(rng: np.random.Generator, layer: int) -> dict[str, Array]:
     for head, distance in enumerate(pick_distances(layer)):
         base = head * HEAD_DIM
         # RoPE turns the pair (f, f + half) by position * theta_f; this phase turns the query back by the distance.
-        query[base : base + half, _CONST] = [a * math.cos(w * distance) for a, w in zip(amplitudes, frequencies)]
-        query[base + half : base + HEAD_DIM, _CONST] = [-a * math.sin(w * distance) for a, w in zip(amplitudes, frequencies)]
+        phases = [-distance * frequency for frequency in frequencies]
+        query[base : base + half, _CONST] = [a * math.cos(p) for a, p in zip(amplitudes, phases)]
+        query[base + half : base + HEAD_DIM, _CONST] = [a * math.sin(p) for a, p in zip(amplitudes, phases)]
         for bit in range(CODE_BITS):
             out[_SUM[layer] + (bit + turn(layer, head)) % CODE_BITS, base + bit] = 1
-    # Random heads; scores with a deviation of 2, so that a head looks at a few tokens of the context more than at others.
+    # Random heads. Their scores have a deviation of 2: each looks at some tokens much more than at others.
     queries, keys = slice(PICKS * HEAD_DIM, None), slice(PICKS // group * HEAD_DIM, None)
     scale = 1 / math.sqrt(soft)
     query[queries, _SOFT:] = _normal(rng, (HEADS - PICKS) * HEAD_DIM, soft, math.sqrt(2) * scale)
@@ -281,7 +282,7 @@ def fingerprint() -> str:
 
 
 def cached(root: str | os.PathLike[str]) -> Path:
-    """The model under ``root`` (such as ``out/models``), made only when it is not there yet; safe for several processes."""
+    """The model under ``root`` (such as ``out/models``), made only where it is not yet; safe for several processes."""
     target = Path(root) / f"tiny-{fingerprint()}"
     if not target.is_dir():
         partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
@@ -297,7 +298,9 @@ def cached(root: str | os.PathLike[str]) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m launch.tiny_model", description="Make the tiny model; no download.")
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.tiny_model", description="Make the tiny model; no download."
+    )
     parser.add_argument("out", type=Path, help="folder of the model; made if needed")
     options = parser.parse_args(arguments)
     try:

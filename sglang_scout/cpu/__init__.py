@@ -1,9 +1,9 @@
 """Platform plug-in: lets the stock SGLang wheel serve on a plain CPU (no AVX-512, no AMX, no GPU).
 
 SGLang calls :func:`activate` (entry point group ``sglang.srt.platforms``) when it first asks for its platform, and
-:func:`load` (group ``sglang.srt.plugins``) at the start of every process. Both return at once, importing nothing, unless
-``SGLANG_USE_CPU_ENGINE=1`` is set: the same switch, read the same way, that makes SGLang choose its own CPU platform. A
-GPU server with this package installed must not notice it.
+:func:`load` (group ``sglang.srt.plugins``) at the start of every process. Both return at once, importing nothing,
+unless ``SGLANG_USE_CPU_ENGINE=1`` is set: the same switch, read the same way, that makes SGLang choose its own CPU
+platform. A GPU server with this package installed must not notice it.
 
 What each seam is for is told in its module: ``torchvision_ops``, ``kernel_stub``, ``hicache``, ``attention``.
 """

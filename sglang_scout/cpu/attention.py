@@ -1,10 +1,10 @@
 """Extend attention that costs what a cache hit should cost.
 
-Stock ``torch_native`` attention pads the query with one dummy row per cached prefix token, so that a request with 1,999
-of 2,000 tokens in the cache pays the attention of all 2,000: on this path a hit would be as slow as a miss, and no hit rate
-could show in a latency. Here only the new tokens attend. The result is the same function of the same inputs (equal up to
-float rounding), decode is untouched, and whatever this does not cover (cross attention, encoder-only, sliding windows)
-goes to the stock function.
+Stock ``torch_native`` attention pads the query with one dummy row per cached prefix token, so that a request with
+1,999 of 2,000 tokens in the cache pays the attention of all 2,000: on this path a hit would be as slow as a miss, and
+no hit rate could show in a latency. Here only the new tokens attend. The result is the same function of the same
+inputs (equal up to float rounding), decode is untouched, and whatever this does not cover (cross attention,
+encoder-only, sliding windows) goes to the stock function.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ _PARAMETERS = (
     "is_cross_attn",
     "sliding_window_size",
 )
-# Queries per masked call: bounds the mask (rows x context) where a large chunk follows a long prefix, and lets each block
-# skip the keys after its own last query.
+# Queries per masked call: bounds the mask (rows x context) where a large chunk follows a long prefix, and lets each
+# block skip the keys after its own last query.
 BLOCK = 256
 
 
@@ -73,8 +73,9 @@ def extend(
             for first in range(0, new, BLOCK):
                 last = min(first + BLOCK, new)
                 seen = prefix + last
-                # One query sees everything up to itself: nothing to mask.
-                mask = None if last - first == 1 else torch.ones(last - first, seen, dtype=torch.bool).tril(prefix + first)
+                mask = None
+                if last - first > 1:  # a single query sees everything up to itself
+                    mask = torch.ones(last - first, seen, dtype=torch.bool).tril(prefix + first)
                 out = sdpa(
                     q[:, :, first:last],
                     k[:, :, :seen],
@@ -130,5 +131,8 @@ def _replacement(
 def install() -> None:
     """Register the replacement; without it answers stay right and hits are as slow as misses."""
     hooks.around(
-        _TARGET, _replacement, parameters=_PARAMETERS, purpose="a cache hit costs as much attention as a miss on this CPU"
+        _TARGET,
+        _replacement,
+        parameters=_PARAMETERS,
+        purpose="a cache hit costs as much attention as a miss on this CPU",
     )

@@ -1,9 +1,10 @@
 """HiCache's host tier on a plain CPU, for ``--hicache-io-backend direct``.
 
-Stock SGLang lacks two things there: it pins host memory with ``cudaHostRegister``, and the three copy functions that the
-``direct`` backend uses are imported from sgl_kernel on CUDA and ROCm only. Copies here are plain torch indexing, done when
-called: streams on a CPU are stand-ins, so nothing overlaps and the *time* of a copy says nothing about a GPU. What is
-copied, when, and by which policy is the engine's own. The other io backends need device kernels and stay unavailable.
+Stock SGLang lacks two things there: it pins host memory with ``cudaHostRegister``, and the three copy functions that
+the ``direct`` backend uses are imported from sgl_kernel on CUDA and ROCm only. Copies here are plain torch indexing,
+done when called: streams on a CPU are stand-ins, so nothing overlaps and the *time* of a copy says nothing about a
+GPU. What is copied, when, and by which policy is the engine's own. The other io backends need device kernels and stay
+unavailable.
 """
 
 import logging
@@ -36,7 +37,8 @@ def transfer_kv_per_layer_direct_pf_lf(
     layer_id: int,
     page_size: int,
 ) -> None:
-    """Copy one layer from page-first host buffers ``[page, layer, page_size, ...]`` to device layers ``[tokens, ...]``."""
+    """Copy one layer from page-first host buffers ``[page, layer, page_size, ...]`` to device layers ``[tokens,
+    ...]``."""
     page, offset = src_indices // page_size, src_indices % page_size
     for src, dst in zip(src_ptrs, dst_ptrs, strict=True):
         dst[dst_indices] = src[page, layer_id, offset]

@@ -1,9 +1,10 @@
-"""Stand-in for the compiled ``sgl_kernel``, which has no build for a CPU without AVX-512 (and none on PyPI for any CPU).
+"""Stand-in for the compiled ``sgl_kernel``, which has no build for a CPU without AVX-512 (and none on PyPI for any
+CPU).
 
 With the CPU engine selected SGLang imports a few ``*_cpu`` names from it without a guard. In 0.5.23 only speculative
-decoding calls them; everything else on the CPU path is guarded by ``cpu_has_amx_support()`` and has a torch fallback. So
-every name of the stand-in is a function that raises, with its name, when it is called: a path that needs a kernel fails
-clearly instead of computing rubbish.
+decoding calls them; everything else on the CPU path is guarded by ``cpu_has_amx_support()`` and has a torch fallback.
+So every name of the stand-in is a function that raises, with its name, when it is called: a path that needs a kernel
+fails clearly instead of computing rubbish.
 """
 
 import importlib
@@ -29,21 +30,11 @@ class _StubModule(types.ModuleType):
         full = f"{self.__name__}.{name}"
 
         def missing(*args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"{full}: no such kernel on a plain CPU (sglang_scout.cpu stands in for sgl_kernel)")
+            raise NotImplementedError(f"{full}: no such kernel on a plain CPU (sglang_scout.cpu replaces sgl_kernel)")
 
         missing.__name__ = missing.__qualname__ = name
         setattr(self, name, missing)
         return missing
-
-
-def _new_module(name: str, *, is_package: bool) -> _StubModule:
-    module = _StubModule(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
-    module.__dict__["__version__"] = VERSION
-    if is_package:
-        module.__path__ = []
-    sys.modules[name] = module
-    return module
 
 
 def _usable_build_present() -> bool:
@@ -67,4 +58,8 @@ def install() -> None:
     """Put the stand-in into ``sys.modules`` unless a usable build is there; calling it again changes nothing."""
     if "sgl_kernel" in sys.modules or _usable_build_present():
         return
-    top = _new_module("sgl_kernel", is_package=True)
+    module = _StubModule("sgl_kernel")
+    module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None, is_package=True)
+    module.__dict__["__version__"] = VERSION
+    module.__path__ = []  # a package without submodules: importing one is an ImportError, which SGLang expects
+    sys.modules["sgl_kernel"] = module

@@ -1,8 +1,8 @@
 """Operator schemas that torchvision needs before it can be imported beside a CPU build of torch.
 
-SGLang imports torchvision whatever the model is. PyPI's torchvision is a CUDA build: next to a CPU torch its compiled part
-does not load, and its ``_meta_registrations`` then fails with "operator torchvision::nms does not exist". It only wants
-the schemas to exist; nothing here calls the operators.
+SGLang imports torchvision whatever the model is. PyPI's torchvision is a CUDA build: next to a CPU torch its compiled
+part does not load, and its ``_meta_registrations`` then fails with "operator torchvision::nms does not exist". It
+only wants the schemas to exist; nothing here calls the operators.
 """
 
 import logging
