@@ -25,12 +25,15 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m launch", allow_abbrev=False, description="Start an SGLang server. Without a GPU it runs on
-        this CPU; every other flag goes to SGLang as it is.", usage="%(prog)s --model-path MODEL [--policy P]
-        [--policy-config JSON] [--dry-run] [any flag of `sglang serve`]", ) parser.add_argument("--policy",
-        metavar="P", help="cache policy: short for --radix-eviction-policy P") parser.add_argument("--policy-config",
-        metavar="JSON", help="short for --radix-eviction-policy-config JSON") parser.add_argument("--dry-run",
-        action="store_true", help="check and print the command, start nothing") return parser
+        prog="python -m launch",
+        allow_abbrev=False,
+        usage="%(prog)s --model-path MODEL [--policy P] [--policy-config JSON] [--dry-run] [any SGLang flag]",
+        description="Start an SGLang server: on this CPU where there is no GPU. Other flags go to SGLang unchanged.",
+    )
+    parser.add_argument("--policy", metavar="P", help="cache policy: short for --radix-eviction-policy P")
+    parser.add_argument("--policy-config", metavar="JSON", help="short for --radix-eviction-policy-config JSON")
+    parser.add_argument("--dry-run", action="store_true", help="check and print the command, start nothing")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     begin = time.monotonic()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.env}
     process = Process(command.argv, environment, on_line=on_line)
-    for number in received:  # those that came before there was anything to forward them to
-        process.send(number)
+    for early in received:  # before there was anything to forward it to
+        process.send(early)
 
     while process.poll() is None and not is_ready(command.url):
         time.sleep(0.2)
