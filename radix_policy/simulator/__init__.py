@@ -2,6 +2,7 @@
 
 from radix_policy.simulator.engine import CHUNK, Engine, OutOfMemory, Run
 from radix_policy.simulator.loop import IDENTITIES, SERVICES, Loop, Outcome, call_numbers
+from radix_policy.simulator.run import Spec, Study, known_policies, parse_spec, simulate
 from radix_policy.simulator.tree import SimTree, spans_of
 
 __all__ = [
@@ -14,6 +15,11 @@ __all__ = [
     "Outcome",
     "Run",
     "SimTree",
+    "Spec",
+    "Study",
     "call_numbers",
+    "known_policies",
+    "parse_spec",
+    "simulate",
     "spans_of",
 ]

@@ -72,6 +72,8 @@ class Engine:
         self.capacity = capacity - capacity % page_size
         self.chunk = chunk - chunk % page_size if chunk >= page_size else 0
         self.trims = runtime.policy.trims if trims is None else trims
+        # a policy may limit a trim to those last tokens of a leaf that its score speaks for
+        self._tail = getattr(runtime.policy, "tail", None)
         self.private = 0  # tokens in pages that running requests own
         self.running: dict[str, Run] = {}
         self.promised = 0  # output tokens that running requests may still write
@@ -221,9 +223,11 @@ class Engine:
                 node = drain.next()
                 if node is None:
                     break
-                if self.trims and node.length > short:
-                    keep = node.length - (short + page - 1) // page * page
-                    short -= tree.trim(node.id, keep) if keep else tree.evict(node.id)
-                else:
-                    short -= tree.evict(node.id)
+                drop = node.length
+                if self.trims:
+                    if self._tail is not None:
+                        drop = min(drop, self._tail(node))
+                    if drop > short:
+                        drop = (short + page - 1) // page * page
+                short -= tree.trim(node.id, node.length - drop) if drop < node.length else tree.evict(node.id)
         self.evicted += before - tree.used

@@ -1,0 +1,151 @@
+"""One call for everything the simulator can run: `simulate(workload, "scout-guard", capacity=..., concurrency=...)`.
+
+A policy is named NAME, then ingredients added or removed (`+trim`, `-guard`), then keys (`:gamma=0.9`). An ingredient
+is a true-or-false key of the policy; `trim` works for every policy. `opt`, `belady` and `beladyP` (with trimming) know
+the future: they first play the workload under LRU to learn the order, so they need fixed service.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from radix_policy.config import ConfigError
+from radix_policy.eviction import POLICIES
+from radix_policy.eviction.base import EvictionPolicy
+from radix_policy.simulator.engine import CHUNK
+from radix_policy.simulator.loop import Loop, Outcome
+from radix_policy.simulator.optimum import Oracle, Plan, belady, optimal
+from radix_policy.workloads.base import Workload
+
+ORACLES = ("opt", "belady", "beladyP")
+
+# Policies that only the simulator runs, by name: made for one workload.
+_SPEC = re.compile(r"([A-Za-z_]\w*(?:\+END|-pin)?)((?:[+-]\w+)*)((?::[A-Za-z_]\w*=[^:]+)*)")
+
+
+class Spec(NamedTuple):
+    """A policy by name, with its configuration and whether it trims (None: as the policy says)."""
+
+    name: str
+    config: dict[str, Any]
+    trims: bool | None
+
+
+def known_policies() -> list[str]:
+    """Every policy name that `simulate` takes, without ingredients."""
+    return sorted([*POLICIES, *ORACLES])
+
+
+def parse_spec(text: str) -> Spec:
+    """Read `name+ingredient-ingredient:key=value`; ConfigError in one line when it cannot be meant."""
+    found = _SPEC.fullmatch(text)
+    if found is None or found[1] not in known_policies():
+        raise ConfigError(f"unknown policy {text!r}; known: {', '.join(known_policies())}")
+    name, ingredients, keys = found.groups()
+    config: dict[str, Any] = {}
+    trims = None
+    own = {f.name for f in dataclasses.fields(POLICIES[name].Config)} if name in POLICIES else set()
+    for sign, word in re.findall(r"([+-])(\w+)", ingredients):
+        if word == "trim" and "trim" not in own:
+            trims = sign == "+"
+        elif word not in own:
+            raise ConfigError(f"policy {name!r} has no ingredient {word!r}")
+        else:
+            config[word] = sign == "+"
+    for key, value in re.findall(r":(\w+)=([^:]+)", keys):
+        try:
+            config[key] = json.loads(value)
+        except ValueError:
+            config[key] = value
+    if name in ORACLES and (config or trims is not None):
+        raise ConfigError(f"policy {name!r} takes no ingredients or keys")
+    return Spec(name, config, trims)
+
+
+class Study:
+    """Simulations of one workload: the order and the optimum's plan are worked out once and shared."""
+
+    def __init__(self, workload: Workload, page_size: int = 1, chunk: int = CHUNK) -> None:
+        self.workload = workload
+        self.page_size = page_size
+        self.chunk = chunk
+        self._plan: Plan | None = None
+        self._orders: dict[tuple[int, int], Outcome] = {}
+
+    def plan(self) -> Plan:
+        """The workload as segments of one static tree."""
+        if self._plan is None:
+            self._plan = Plan(self.workload, self.page_size)
+        return self._plan
+
+    def order(self, capacity: int, concurrency: int) -> Outcome:
+        """A logged run under LRU with fixed service: the order that every policy sees."""
+        key = (capacity, concurrency)
+        if key not in self._orders:
+            self._orders[key] = Loop(
+                self.workload,
+                "lru",
+                capacity=capacity,
+                concurrency=concurrency,
+                page_size=self.page_size,
+                chunk=self.chunk,
+                log=True,
+            ).run()
+        return self._orders[key]
+
+    def run(
+        self,
+        policy: str | type[EvictionPolicy],
+        capacity: int,
+        concurrency: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        identity: str = "tagged",
+        service: str = "fixed",
+        trims: bool | None = None,
+        log: bool = False,
+    ) -> Outcome:
+        """One simulation. `config` adds keys to those in the name; ConfigError when something does not fit."""
+        kind: str | type[EvictionPolicy] = policy
+        keys = dict(config or {})
+        if isinstance(policy, str):
+            spec = parse_spec(policy)
+            kind = spec.name
+            keys = {**spec.config, **keys}
+            trims = spec.trims if trims is None else trims
+            if spec.name in ORACLES:
+                if service != "fixed":
+                    raise ConfigError(f"policy {policy!r} needs fixed service: with another the order is not fixed")
+                reference = self.order(capacity, concurrency)
+                if spec.name == "opt":
+                    return optimal(self.plan(), reference)
+                kind = belady(Oracle(self.plan(), reference.calls), spec.name == "beladyP")
+                keys = {}
+            elif spec == Spec("lru", {}, None) and not keys and service == "fixed" and trims is None:
+                return self.order(capacity, concurrency)
+        outcome = Loop(
+            self.workload,
+            kind,
+            capacity=capacity,
+            concurrency=concurrency,
+            config=keys,
+            page_size=self.page_size,
+            identity=identity,
+            service=service,
+            chunk=self.chunk,
+            trims=trims,
+            log=log,
+        ).run()
+        if isinstance(policy, str):
+            outcome.policy = policy
+        return outcome
+
+
+def simulate(
+    workload: Workload, policy: str | type[EvictionPolicy], *, capacity: int, concurrency: int, **options: Any
+) -> Outcome:
+    """Play a workload once under one policy. `options`: those of `Study` and `Study.run`."""
+    shared = {name: options.pop(name) for name in ("page_size", "chunk") if name in options}
+    return Study(workload, **shared).run(policy, capacity, concurrency, **options)
