@@ -7,10 +7,11 @@ warmup) is a policy that reads `World` and is asked through `score`. Data path: 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from radix_policy.config import ConfigError, build, key
+from radix_policy.ends import EndModel
 from radix_policy.events import (
     Effect,
     Event,
@@ -22,12 +23,17 @@ from radix_policy.events import (
 )
 from radix_policy.eviction import POLICIES
 from radix_policy.eviction.base import EvictionPolicy
-from radix_policy.identity import Identifier, IdentityConfig
+from radix_policy.gaps import GapHistogram
+from radix_policy.grouped_index import GroupedDrain, GroupedIndex
+from radix_policy.identity import POOLED, Identifier, IdentityConfig
 from radix_policy.leaf_index import Drain, LeafIndex
 from radix_policy.nodes import UNKNOWN, Node, NodeTable
 from radix_policy.sessions import Session, SessionTable
+from radix_policy.starts import Starts
 from radix_policy.transitions import TransitionCounts
 from radix_policy.tree_view import NodeId
+
+_SILENCE_EVERY = 32  # gaps between two looks at their quantile
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class RuntimeConfig:
 
     max_sessions: int = key(4096, "live sessions kept; the one idle for longest goes first", low=1, unit="sessions")
     transition_decay: float = key(0.98, "factor on an agent's row before each update", low=0.5, high=1)
+    tend: float = key(3.0, "a session silent for this many 95 % gap quantiles is over", low=1, high=1000, unit="q95")
 
 
 @dataclass
@@ -84,16 +91,36 @@ class Forecast(NamedTuple):
     probability: float
 
 
+class Hints:
+    """How often clients' forecasts of the next agent came true; they are trusted from the start, and less when not."""
+
+    __slots__ = ("all", "right")
+
+    def __init__(self) -> None:
+        self.right, self.all = 9.0, 10.0
+
+    @property
+    def trust(self) -> float:
+        """The chance that a forecast comes true."""
+        return self.right / self.all
+
+
 @dataclass
 class World:
-    """What policies may read. They write none of it, except `state` slots and `refile`."""
+    """What policies may read. They write none of it, except `state` slots, `refile` and `regroup`."""
 
     clock: Clock
     identifier: Identifier
     sessions: SessionTable
     transitions: TransitionCounts
     nodes: NodeTable
+    gaps: GapHistogram
+    ends: EndModel
     refile: Callable[[Node], None]
+    regroup: Callable[[Session], None]  # the session ended or came back: all its leaves change worth
+    starts: Starts = field(default_factory=Starts)
+    hints: Hints = field(default_factory=Hints)
+    calls: int = 0  # calls whose session is known
     page_size: int = 1
 
 
@@ -118,17 +145,25 @@ class Runtime:
         self.config: RuntimeConfig = runtime_config  # type: ignore[assignment]
         self.requests: dict[str, Request] = {}
         self.effects: list[Effect] = []
+        transitions = TransitionCounts(decay=self.config.transition_decay)
         self.world = World(
             clock=Clock(),
             identifier=Identifier(identity_config),  # type: ignore[arg-type]
-            sessions=SessionTable(self.config.max_sessions),
-            transitions=TransitionCounts(decay=self.config.transition_decay),
+            sessions=SessionTable(self.config.max_sessions, self._dropped),
+            transitions=transitions,
             nodes=NodeTable(self._on_leaf if index else None),
+            gaps=GapHistogram(),
+            ends=EndModel(transitions),
             refile=self._refile,
+            regroup=self._regroup,
             page_size=page_size,
         )
         self.policy = kind(self.world, policy_config)
-        self.index = LeafIndex(self.policy.class_of, self.policy.score)
+        self.index: LeafIndex | GroupedIndex = self.policy.make_index() or LeafIndex(
+            self.policy.class_of, self.policy.score
+        )
+        self._silence = 0.0  # seconds after which a silent session is over; 0 while unknown
+        self._silence_at = 0  # gaps seen when it was set
         self._sink: Callable[[Effect], None] | None = None
         self._verbs: dict[type, Callable[[Any], None]] = {
             RequestArrived: self._arrived,
@@ -161,16 +196,31 @@ class Runtime:
                 request.next_agent = world.identifier.agents.find(event.namespace, "tag:" + tag.next_agent)
         self.requests[event.rid] = request
         if session is not None:
-            previous, agent = session.agent, identity.agent
-            if session.calls == 0:
-                session.entry = agent
-            elif previous >= 0 and agent >= 0:
-                world.transitions.add(previous, agent)
-            session.agent = agent
-            session.calls += 1
-            session.running += 1
-            session.visits[agent] = session.visits.get(agent, 0) + 1
+            self._called(session, request)
         self.policy.on_request(request)
+
+    def _called(self, session: Session, request: Request) -> None:
+        world, now = self.world, self.world.clock.seconds
+        agent = request.agent if request.agent >= 0 else POOLED
+        if session.ended:
+            if session.end_mark is not None:
+                world.ends.undo(session.end_mark)
+            world.sessions.revive(session)
+            self.policy.on_session(session)
+        if session.calls == 0:
+            world.starts.add(agent, now)
+        else:
+            world.transitions.add(session.agent, agent)
+            world.ends.called_again(session.entry, session.calls)
+            if session.running == 0:
+                world.gaps.add(now - session.finished_at)
+            world.gaps.add_cycle(now - session.started_at)
+            if session.next_agent >= 0:
+                world.hints.all += 1.0
+                world.hints.right += session.next_agent == agent
+        world.calls += 1
+        session.next_agent = request.next_agent
+        world.sessions.called(session, agent, now)
 
     def _matched(self, event: PrefixMatched) -> None:
         request = self.requests.get(event.rid)
@@ -192,26 +242,46 @@ class Runtime:
             return
         session = request.session
         if session is not None:
-            session.running = max(0, session.running - 1)
-            session.finished_at = self.world.clock.seconds
+            self.world.sessions.finished(session, self.world.clock.seconds)
             if request.final:
-                session.ended = True
+                self._end(session)
         self.policy.on_finish(request)
 
     def _closed(self, event: SessionClosed) -> None:
         session = self.world.sessions.find(event.namespace, event.session)
         if session is not None:
-            session.ended = True
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        if session.ended:
+            return
+        world = self.world
+        if session.calls > 0:
+            session.end_mark = world.ends.end(session.agent, session.entry, session.calls)
+        world.sessions.end(session)
+        self.policy.on_session(session)
+
+    def _dropped(self, session: Session) -> None:
+        session.ended = True
+        self.policy.on_session(session)
 
     def _tick(self, event: Tick) -> None:
         clock = self.world.clock
         clock.step = max(clock.step, event.step)
         clock.seconds = max(clock.seconds, event.seconds)
+        gaps = self.world.gaps
+        if gaps.seen >= self._silence_at + _SILENCE_EVERY:
+            self._silence, self._silence_at = self.config.tend * gaps.quantile(0.95), gaps.seen
+        if self._silence > 0:
+            for session in self.world.sessions.silent_since(clock.seconds - self._silence):
+                self._end(session)
 
     def _own(self, node: Node, request: Request) -> None:
         session = request.session.id if request.session is not None else UNKNOWN
         if node.session not in (UNKNOWN, session) and session != UNKNOWN:
             node.shared = True
+        if session == UNKNOWN and node.shared:
+            return  # an anonymous call says nothing about whose anchor it is
         node.agent, node.session = request.agent, session
 
     # ---- observe: the tree (tree_view.TreeListener) ----
@@ -233,10 +303,18 @@ class Runtime:
         self.policy.on_insert(record, request)
         self._refile(record)
 
+    def added_host(self, node: NodeId, parent: NodeId, length: int, start: int, stamp: float) -> None:
+        """A leaf was read from storage into the host tier: like `added`, but not on the device and nobody's yet."""
+        record = self.world.nodes.add(node, parent, length, start, stamp, self.world.clock.step)
+        self.world.nodes.demote(node)
+        self.policy.on_insert(record, None)
+
     def split(self, prefix: NodeId, suffix: NodeId, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         """See TreeListener."""
         nodes = self.world.nodes
         record = nodes.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
+        # SGLang stamps both halves of a split as accessed; the step goes with the stamp, or LRU's order is lost
+        record.step = nodes[suffix].step = self.world.clock.step
         self.policy.on_split(record, nodes[suffix])
         self._refile(nodes[suffix])
 
@@ -282,7 +360,7 @@ class Runtime:
         return self.policy.score(self.world.nodes[node])
 
     @contextmanager
-    def evicting(self) -> Iterator[Drain]:
+    def evicting(self) -> Iterator[Drain | GroupedDrain]:
         """One eviction call: `with runtime.evicting() as drain: ... drain.next()`."""
         self.policy.refresh()
         drain = self.index.drain()
@@ -339,6 +417,13 @@ class Runtime:
 
     def _on_leaf(self, node: Node, is_leaf: bool) -> None:
         self.index.file(node, is_leaf)
+
+    def _regroup(self, session: Session) -> None:
+        if isinstance(self.index, GroupedIndex):
+            if session.ended:
+                self.index.bury(session.id)
+            else:
+                self.index.exhume(session.id)
 
     def _refile(self, node: Node) -> None:
         if node.id in self.index:

@@ -1,8 +1,14 @@
-"""Live sessions: where each one stands. State is capped; the session idle for longest is dropped first."""
+"""Live sessions: where each one stands, and when it is over.
+
+A session is over when its client says so, or when it stays silent for longer than `limit` (seconds, set by the
+runtime from the gaps seen). A call of a session that was taken for ended revives it, and what its END had taught is
+taken back. State is capped; the session called longest ago is dropped first.
+"""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from radix_policy.ends import EndMark
 from radix_policy.nodes import UNKNOWN
 
 
@@ -12,13 +18,16 @@ class Session:
     __slots__ = (
         "agent",
         "calls",
+        "end_mark",
         "ended",
         "entry",
         "finished_at",
         "id",
         "key",
         "namespace",
+        "next_agent",
         "running",
+        "started_at",
         "state",
         "visits",
     )
@@ -31,8 +40,11 @@ class Session:
         self.entry = UNKNOWN  # agent of the first call
         self.calls = 0
         self.running = 0  # calls in the engine now
+        self.started_at = 0.0  # seconds on the shared clock when the latest call arrived
         self.finished_at = 0.0  # seconds on the shared clock when the latest call finished
         self.ended = False
+        self.end_mark: EndMark | None = None  # how the END was counted
+        self.next_agent = UNKNOWN  # the client's forecast of the next agent
         self.visits: dict[int, int] = {}  # calls by agent
         self.state: object = None  # for the eviction policy alone
 
@@ -43,7 +55,9 @@ class SessionTable:
     def __init__(self, cap: int, on_drop: Callable[[Session], None] | None = None) -> None:
         self.cap = cap
         self.dropped = 0
-        self._on_drop = on_drop
+        self.live: dict[int, Session] = {}  # not ended, in the order in which they were opened or revived
+        self._idle: OrderedDict[int, Session] = OrderedDict()  # of those, not running, silent for longest first
+        self.on_drop = on_drop
         self._next_id = 0
         self._by_key: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self._by_id: dict[int, Session] = {}
@@ -51,7 +65,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Session]:
         """Sessions from the one called longest ago to the latest."""
         return iter(self._by_key.values())
 
@@ -75,11 +89,56 @@ class SessionTable:
         self._next_id += 1
         self._by_key[namespace, key] = session
         self._by_id[session.id] = session
+        self.live[session.id] = session
         return session
+
+    # ---- the life of a session ----
+
+    def called(self, session: Session, agent: int, seconds: float) -> None:
+        """A call of the session arrived."""
+        if session.calls == 0:
+            session.entry = agent
+        session.agent = agent
+        session.calls += 1
+        session.running += 1
+        session.started_at = seconds
+        session.visits[agent] = session.visits.get(agent, 0) + 1
+        self._idle.pop(session.id, None)
+
+    def finished(self, session: Session, seconds: float) -> None:
+        """A call of the session left the engine."""
+        session.running = max(0, session.running - 1)
+        session.finished_at = max(seconds, session.finished_at)
+        if session.running == 0 and not session.ended and session.id in self._by_id:
+            self._idle[session.id] = session
+            self._idle.move_to_end(session.id)
+
+    def end(self, session: Session) -> None:
+        """The session is over."""
+        session.ended = True
+        self.live.pop(session.id, None)
+        self._idle.pop(session.id, None)
+
+    def revive(self, session: Session) -> None:
+        """It was not over."""
+        session.ended = False
+        session.end_mark = None
+        self.live[session.id] = session
+
+    def silent_since(self, seconds: float) -> list[Session]:
+        """Sessions whose last call finished before `seconds` and that run nothing now."""
+        found = []
+        for session in self._idle.values():
+            if session.finished_at >= seconds:
+                break
+            found.append(session)
+        return found
 
     def _drop_oldest(self) -> None:
         _, session = self._by_key.popitem(last=False)
         del self._by_id[session.id]
+        self.live.pop(session.id, None)
+        self._idle.pop(session.id, None)
         self.dropped += 1
-        if self._on_drop is not None:
-            self._on_drop(session)
+        if self.on_drop is not None:
+            self.on_drop(session)

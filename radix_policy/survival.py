@@ -1,7 +1,11 @@
-"""From transition probabilities to the survival of an agent's anchor (CacheScout section 3.3)."""
+"""From transition probabilities to the survival of an agent's anchor: by hops as published (CacheScout section 3.3,
+eq. 7 and 8), and the exact first-passage law that eq. 6 asks for."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def bfs_hops(row: Callable[[int], Sequence[float]], start: int, agents: int, tau: float, horizon: int) -> list[int]:
@@ -28,3 +32,22 @@ def bfs_hops(row: Callable[[int], Sequence[float]], start: int, agents: int, tau
 def hop_survival(hops: int, horizon: int) -> float:
     """Eq. 8: 1 - min(E, E_max) / E_max, in [0, 1]."""
     return 1.0 - min(hops, horizon) / horizon
+
+
+def first_passage(p: NDArray[np.float64], steps: int) -> NDArray[np.float32]:
+    """H[k-1, i, j] = P(the walk that stands at i is at j for the first time after exactly k steps), k = 1..steps.
+
+    H_1 = P, H_k(i, j) = sum over l != j of P(i, l) H_{k-1}(l, j). Rows of `p` may sum to less than 1 (END absorbs).
+    Summed elementwise in index order, without BLAS, so that every rank gets the same bits.
+    """
+    agents = len(p)
+    h = np.empty((steps, agents, agents), dtype=np.float32)
+    current = p
+    h[0] = p
+    diagonal = np.arange(agents)
+    for k in range(1, steps):
+        onward = current.copy()
+        onward[diagonal, diagonal] = 0.0
+        current = np.add.reduce(p[:, :, None] * onward[None, :, :], axis=1)
+        h[k] = current
+    return h

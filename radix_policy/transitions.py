@@ -1,11 +1,16 @@
-"""Who is called after whom: an online first-order Markov chain (CacheScout section 3.2).
+"""Who is called after whom: an online first-order Markov chain (CacheScout section 3.2) with an END state.
 
 One chain may be fed by many sessions, each walking it on its own, or by one global walker (as published). Counts are
 doubles that may decay; agents are small ints and rows grow as agents appear, so state is O(agents^2).
+
+A count fades by `decay` with every later transition of its row. It is stored undecayed: a new count adds `unit`, and
+`unit` grows by 1 / decay, so that an update costs O(1) and an END can be taken back at what it is worth by then.
 """
 
 import math
 from array import array
+
+_RESCALE = 1e120  # a row's unit may grow to this
 
 
 class TransitionCounts:
@@ -14,7 +19,11 @@ class TransitionCounts:
     def __init__(self, epsilon: float = 0.0, decay: float = 1.0) -> None:
         self.epsilon = epsilon  # eq. 3's smoothing constant
         self.decay = decay  # factor on row i before each of its updates; 1 keeps everything
+        self.version = 0  # transitions counted so far
         self._rows: list[array[float]] = []
+        self._ends = array("d")
+        self._units = array("d")
+        self._updates = array("q")
 
     def __len__(self) -> int:
         """Number of agents with a row."""
@@ -23,7 +32,7 @@ class TransitionCounts:
     @property
     def nbytes(self) -> int:
         """Bytes of the counts."""
-        return sum(row.itemsize * len(row) for row in self._rows)
+        return sum(row.itemsize * len(row) for row in self._rows) + 24 * len(self._rows)
 
     def ensure(self, agents: int) -> None:
         """Make rows and columns for agent ids below `agents`."""
@@ -33,31 +42,59 @@ class TransitionCounts:
         for row in self._rows:
             row.extend([0.0] * (agents - have))
         self._rows.extend(array("d", bytes(8 * agents)) for _ in range(agents - have))
+        self._ends.extend([0.0] * (agents - have))
+        self._units.extend([1.0] * (agents - have))
+        self._updates.extend([0] * (agents - have))
 
     def add(self, source: int, target: int, weight: float = 1.0) -> None:
         """Count one transition; a negative weight takes one back (never below zero)."""
         self.ensure(max(source, target) + 1)
         row = self._rows[source]
-        if self.decay != 1.0 and weight > 0:
-            for j in range(len(row)):
-                row[j] *= self.decay
-        row[target] = max(0.0, row[target] + weight)
+        if weight > 0:
+            self.version += 1
+            if self.decay != 1.0:
+                self._units[source] /= self.decay
+                self._updates[source] += 1
+                if self._units[source] > _RESCALE:
+                    self._rescale(source)
+        row[target] = max(0.0, row[target] + weight * self._units[source])
+
+    def add_end(self, source: int) -> int:
+        """Count one END after `source`; returns the mark that `undo_end` needs. An END decays nothing itself."""
+        self.ensure(source + 1)
+        self._ends[source] += self._units[source]
+        return self._updates[source]
+
+    def undo_end(self, source: int, mark: int) -> None:
+        """Take an END back: as if it had never been counted."""
+        worth = self._units[source] * self.decay ** (self._updates[source] - mark)
+        left = self._ends[source] - worth
+        self._ends[source] = left if left > 1e-9 * self._units[source] else 0.0
 
     def count(self, source: int, target: int) -> float:
         """n(source, target), 0 for agents never seen."""
         if 0 <= source < len(self._rows) and 0 <= target < len(self._rows):
-            return self._rows[source][target]
+            return self._rows[source][target] / self._units[source]
         return 0.0
 
+    def ends(self, source: int) -> float:
+        """n(source, END), 0 for an agent never seen."""
+        return self._ends[source] / self._units[source] if 0 <= source < len(self._rows) else 0.0
+
+    def counts(self, source: int) -> list[float]:
+        """Row `source` of n, END left out."""
+        unit = self._units[source]
+        return [n / unit for n in self._rows[source]]
+
     def row(self, source: int) -> list[float]:
-        """Eq. 3 and 4: P(next = j | source) for every agent j; uniform when nothing was seen and epsilon > 0."""
+        """Eq. 3 and 4: P(next = j | source, no END); uniform when nothing was seen and epsilon > 0."""
         if not 0 <= source < len(self._rows):
             return [0.0] * len(self._rows)
-        row = self._rows[source]
-        total = sum(row) + self.epsilon * len(row)
+        row, unit = self._rows[source], self._units[source]
+        total = sum(row) / unit + self.epsilon * len(row)
         if total <= 0:
             return [0.0] * len(row)
-        return [(n + self.epsilon) / total for n in row]
+        return [(n / unit + self.epsilon) / total for n in row]
 
     def likeliest(self, source: int) -> tuple[int, float]:
         """Eq. 5: the most likely next agent (the lowest id among equals) and its probability; (-1, 0) when unseen."""
@@ -68,17 +105,25 @@ class TransitionCounts:
         return best, p_best
 
     def predictability(self) -> float:
-        """Eq. 2: R = 1 - H(next | current) / H(next) over the raw counts; 0 when nothing is uncertain or seen."""
-        total = sum(map(sum, self._rows))
+        """Eq. 2: R = 1 - H(next | current) / H(next) over the counts; 0 when nothing is uncertain or seen."""
+        rows = [self.counts(i) for i in range(len(self._rows))]
+        total = sum(map(sum, rows))
         if total <= 0:
             return 0.0
-        columns = [sum(row[j] for row in self._rows) for j in range(len(self._rows))]
+        columns = [sum(row[j] for row in rows) for j in range(len(rows))]
         h_next = _entropy(columns, total)
         if h_next <= 0:
             return 0.0
-        h_cond = sum(s / total * _entropy(row, s) for row in self._rows if (s := sum(row)) > 0)
+        h_cond = sum(s / total * _entropy(row, s) for row in rows if (s := sum(row)) > 0)
         return 1.0 - h_cond / h_next
 
+    def _rescale(self, source: int) -> None:
+        unit, row = self._units[source], self._rows[source]
+        for j in range(len(row)):
+            row[j] /= unit
+        self._ends[source] /= unit
+        self._units[source] = 1.0
 
-def _entropy(counts: "list[float] | array[float]", total: float) -> float:
+
+def _entropy(counts: list[float], total: float) -> float:
     return -sum(n / total * math.log2(n / total) for n in counts if n > 0)

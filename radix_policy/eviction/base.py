@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from radix_policy.nodes import Node
 
 if TYPE_CHECKING:
+    from radix_policy.grouped_index import GroupedIndex
     from radix_policy.runtime import Request, World
+    from radix_policy.sessions import Session
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class EvictionPolicy(ABC):
     def on_finish(self, request: "Request") -> None:
         """A request left the engine."""
 
+    def on_session(self, session: "Session") -> None:
+        """A session ended (`session.ended`), was dropped from the table, or came back."""
+
     def refresh(self) -> None:
         """Called once before each eviction call: bring cached tables up to date."""
 
@@ -64,6 +69,10 @@ class EvictionPolicy(ABC):
         A node's class may change only when the node itself is touched, inserted, split or refiled
         (`World.refile(node)`).
         """
+        return None
+
+    def make_index(self) -> "GroupedIndex | None":
+        """An index of leaves of the policy's own kind; None: one score per class (`LeafIndex`)."""
         return None
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,74 +1,218 @@
-"""`scout`, first form: CacheScout's survival per session, without the size factor.
+"""`scout`: hazard-scored reuse. What a node is worth is the discounted chance that it is hit again.
 
-private node: (p(agent; its session's current agent) + delta) * (exp(-lambda * age) + delta), 0 once the session ended
-shared node:  the same with the best p over live sessions
+    private node    p(s, a) * q        p: the next call of agent a in session s (hazard.py); q: that the call
+                                       really runs over the node (reuse.py); 0 once the session ended
+    shared node     1 - Q(a) ^ q_n     Q: no call of agent a comes, over all live sessions and new ones (hazard.py)
+                                       q_n = min(1, (hits + 1) / (c - c_created + 1), 2 / (c - c_last) if above 2)
+                                       with c the calls of agent a so far
+    no session      LRU order, below everything that is known to be alive
+
+A node is private until a second session runs over it. No size and no recomputation cost: freeing |b| tokens that are
+hit with chance p loses p |b| of them, so the knapsack ratio is p. Scores are real numbers; ties go in LRU order.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radix_policy.config import key
 from radix_policy.eviction.base import EvictionPolicy
-from radix_policy.nodes import Node
-from radix_policy.survival import bfs_hops, hop_survival
+from radix_policy.grouped_index import GroupedIndex
+from radix_policy.hazard import HazardConfig, HazardModel
+from radix_policy.nodes import UNKNOWN, Node
+from radix_policy.reuse import ReuseTable, kind_of
 
 if TYPE_CHECKING:
     from radix_policy.runtime import Request, World
+    from radix_policy.sessions import Session
+
+_OLD = -1  # stands for every visit three or more calls back
+_OLD_AFTER = 3
 
 
 @dataclass(frozen=True)
-class ScoutConfig:
+class ScoutConfig(HazardConfig):
     """Keys of scout."""
 
-    tau: float = key(0.05, "least probability that makes an edge", low=0, high=1)
-    horizon: int = key(8, "horizon of the hop distance", low=1, high=1024, unit="hops")
-    decay: float = key(0.001, "recency decay", low=0, high=10, unit="1/step")
-    delta: float = key(0.05, "floor of both factors", low=0, high=1)
+    learn_reuse: bool = key(True, "learn q; false: every call of the right agent reuses")
+    trim: bool = key(True, "cut the last victim down to what is needed")
+
+
+class NodeNote:
+    """What scout keeps of a node."""
+
+    __slots__ = ("agent", "created", "last", "visit")
+
+    def __init__(self, agent: int, visit: int, calls: int) -> None:
+        self.agent = agent  # of the last touch by a known session
+        self.visit = visit  # v(s, a) at the last touch
+        self.created = calls  # c of that agent when the node was made, or taken over from another agent
+        self.last = calls  # c at the last touch
+
+    def copy(self) -> "NodeNote":
+        note = NodeNote(self.agent, self.visit, self.created)
+        note.last = self.last
+        return note
 
 
 class ScoutPolicy(EvictionPolicy):
-    """Survival of the agent in its own session."""
+    """Score by session, agent and kind."""
 
     name = "scout"
     Config = ScoutConfig
 
     def __init__(self, world: "World", config: Any = None) -> None:
         super().__init__(world, config)
-        self._survival: dict[int, list[float]] = {}
-        self._best: list[float] = []
+        self.trims = self.config.trim  # type: ignore[misc]
+        self.hazard = self.make_model()
+        self.reuse = ReuseTable()
+        self._calls: list[int] = []  # c by agent
+        self._weights: dict[int, tuple[int, dict[Hashable, float]]] = {}  # by session: (version, class weights)
+
+    def make_model(self) -> HazardModel:
+        """The model behind p."""
+        return HazardModel(self.world, self.config)
+
+    def make_index(self) -> GroupedIndex | None:
+        return GroupedIndex(self)
+
+    # ---- events ----
+
+    def on_request(self, request: "Request") -> None:
+        session = request.session
+        if session is None:
+            return
+        agent = session.agent
+        while len(self._calls) <= agent:
+            self._calls.append(0)
+        self._calls[agent] += 1
+        request.state = (agent, session.visits[agent], self._calls[agent])
+        self.hazard.moved(session)
 
     def on_match(self, request: "Request", path: Sequence[Node]) -> None:
-        self._survival.clear()
+        if request.state is None or request.session is None:
+            return
+        agent, visit, calls = request.state
+        session = request.session.id
+        for node in path:
+            note: NodeNote | None = node.state
+            if note is None:
+                node.state = NodeNote(agent, visit, calls)
+                continue
+            if note.agent != agent:
+                note.agent, note.created = agent, calls - node.hits
+            elif node.session == session and not node.shared and visit > note.visit:
+                self.reuse.hit(agent, kind_of(node.output, node.hits), visit - 1 - note.visit)
+            note.visit, note.last = visit, calls
+
+    def on_insert(self, node: Node, request: "Request | None") -> None:
+        if request is not None and request.state is not None:
+            node.state = NodeNote(*request.state)
+
+    def on_split(self, prefix: Node, suffix: Node) -> None:
+        if suffix.state is not None:
+            prefix.state = suffix.state.copy()
+
+    def on_evict(self, node: Node) -> None:
+        note: NodeNote | None = node.state
+        if note is None or node.shared:
+            return
+        session = self.world.sessions.get(node.session)
+        if session is not None:
+            passed = session.visits.get(note.agent, 0) - note.visit
+            self.reuse.lost(note.agent, kind_of(node.output, node.hits), passed)
+
+    def on_finish(self, request: "Request") -> None:
+        if request.session is not None:
+            self.hazard.moved(request.session)
+
+    def on_session(self, session: "Session") -> None:
+        self.hazard.moved(session)
+        if session.ended:
+            self._weights.pop(session.id, None)
+        self.world.regroup(session)
 
     def refresh(self) -> None:
-        """Best survival of each agent over the sessions that are not over."""
-        agents = len(self.world.identifier.agents)
-        self._best = [0.0] * agents
-        for current in {s.agent: None for s in self.world.sessions if not s.ended and s.agent >= 0}:
-            for agent, p in enumerate(self._from(current)):
-                self._best[agent] = max(self._best[agent], p)
+        self.hazard.refresh()
+
+    # ---- scores: GroupedPolicy ----
+
+    def group_of(self, node: Node) -> int:
+        """A session's id; UNKNOWN; or -2 - agent for the shared nodes of an agent."""
+        if node.session == UNKNOWN or node.state is None:
+            return UNKNOWN
+        return -2 - node.state.agent if node.shared else node.session
+
+    def class_of(self, node: Node) -> Hashable | None:
+        if node.session == UNKNOWN or node.state is None:
+            return ()
+        if node.shared:
+            return (node.id,)
+        note = node.state
+        session = self.world.sessions.get(node.session)
+        if session is None:
+            return ()
+        visit = note.visit if session.visits.get(note.agent, 0) - note.visit < _OLD_AFTER else _OLD
+        return (node.session, note.agent, kind_of(node.output, node.hits), visit)
+
+    def weight(self, node: Node) -> float:
+        group = self.group_of(node)
+        if group == UNKNOWN:
+            return 0.0
+        note: NodeNote = node.state
+        if group < 0:
+            return self._proven(node, note)
+        session = self.world.sessions.get(group)
+        view = self.hazard.view(session) if session is not None else None
+        if session is None or view is None:
+            return 0.0
+        known = self._weights.get(group)
+        if known is None or known[0] != view.version:
+            known = self._weights[group] = (view.version, {})
+        passed = min(session.visits.get(note.agent, 0) - note.visit, _OLD_AFTER)
+        kind = kind_of(node.output, node.hits)
+        weight = known[1].get((note.agent, kind, passed))
+        if weight is None:
+            reach = view.reach[note.agent] if note.agent < len(view.reach) else 0.0
+            weight = reach * (self.reuse.q(note.agent, kind, passed) if self.config.learn_reuse else 1.0)
+            known[1][note.agent, kind, passed] = weight
+        return weight
+
+    def value(self, group: Hashable, weight: float) -> float:
+        assert isinstance(group, int)
+        if group >= 0:
+            view = self.hazard.view_of(group)
+            return view.coefficient * weight if view is not None else 0.0
+        none = self.hazard.none
+        agent = -2 - group
+        return 1.0 - none[agent] ** weight if 0 <= agent < len(none) else 0.0
+
+    def version(self, group: Hashable) -> Hashable:
+        assert isinstance(group, int)
+        if group >= 0:
+            view = self.hazard.view_of(group)
+            return view.version if view is not None else None
+        return self.hazard.epoch
+
+    def is_dead(self, group: Hashable) -> bool:
+        if not isinstance(group, int) or group < 0:
+            return False
+        session = self.world.sessions.get(group)
+        return session is None or session.ended
 
     def score(self, node: Node) -> float:
-        agent, session = node.agent, self.world.sessions.get(node.session)
-        survival = 0.0
-        if node.shared:
-            survival = self._best[agent] if 0 <= agent < len(self._best) else 0.0
-        elif session is not None:
-            if session.ended:
-                return 0.0
-            if session.agent >= 0 and agent >= 0:
-                survival = self._from(session.agent)[agent]
-        config = self.config
-        age = self.world.clock.step - node.step
-        return (survival + config.delta) * (math.exp(-config.decay * age) + config.delta)
+        group = self.group_of(node)
+        if self.is_dead(group):
+            return 0.0
+        return self.value(group, self.weight(node))
 
-    def _from(self, current: int) -> list[float]:
-        known = self._survival.get(current)
-        if known is None:
-            transitions, agents = self.world.transitions, len(self.world.identifier.agents)
-            transitions.ensure(agents)
-            hops = bfs_hops(transitions.row, current, agents, self.config.tau, self.config.horizon)
-            known = self._survival[current] = [hop_survival(h, self.config.horizon) for h in hops]
-        return known
+    def snapshot(self) -> dict[str, Any]:
+        return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch}
+
+    def _proven(self, node: Node, note: NodeNote) -> float:
+        """q_n of a shared node."""
+        if not self.config.learn_reuse:
+            return 1.0
+        calls = self._calls[note.agent]
+        q = min(1.0, (node.hits + 1.0) / (calls - note.created + 1.0))
+        return min(q, 2.0 / (calls - note.last)) if calls - note.last > 2 else q

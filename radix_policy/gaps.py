@@ -1,0 +1,95 @@
+"""How long a session stays silent between two calls: the gap survival S, and what a wait is worth.
+
+Gaps (end of a call to the start of the session's next one, seconds) fall into a histogram of four bins per octave.
+With c_k gaps in bin k and N_k in bins >= k:
+
+    S(t)    = P(gap > t)                          linear inside a bin; a tail of weight 1/2 beyond the data
+    D(t)    = E[exp(-theta * (gap - t)) | gap > t]   what the time still to wait leaves of a hit's worth
+    theta   = (1 - gamma) / m,  m = EWMA of the cycle time (start of a call to the start of the next)
+
+so gamma is the discount of one whole cycle. Counts are halved at 4,096 gaps, so that the law may drift.
+"""
+
+import math
+from bisect import bisect_right
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FIRST = 1e-3  # seconds: upper edge of bin 0
+_BINS = 112  # up to about three days
+_HALVE_AT = 4096.0
+_EWMA = 0.02
+_TAIL = 0.5  # gaps that were never seen to end
+
+EDGES: tuple[float, ...] = (0.0, *(_FIRST * 2.0 ** (k / 4) for k in range(_BINS)))
+_EDGES = np.array(EDGES)
+
+
+class GapHistogram:
+    """The gaps of all sessions, and the tables that follow."""
+
+    def __init__(self) -> None:
+        self.counts = [0.0] * _BINS
+        self.total = 0.0
+        self.seen = 0  # gaps added so far, never halved
+        self.cycle = 0.0  # m, seconds; 0 while unknown
+        self._survival = np.ones(_BINS + 1)
+        self._discount = np.ones(_BINS + 1)
+
+    def add(self, gap: float) -> None:
+        """One gap, in seconds; negative ones count as zero."""
+        self.counts[min(max(bisect_right(EDGES, gap) - 1, 0), _BINS - 1)] += 1.0
+        self.total += 1.0
+        self.seen += 1
+        if self.total >= _HALVE_AT:
+            self.counts = [c / 2 for c in self.counts]
+            self.total /= 2
+
+    def add_cycle(self, seconds: float) -> None:
+        """One cycle time; the first ones are averaged evenly."""
+        if seconds <= 0:
+            return
+        rate = max(_EWMA, 1.0 / (1 + self.seen))
+        self.cycle = seconds if self.cycle <= 0 else self.cycle + rate * (seconds - self.cycle)
+
+    def quantile(self, p: float) -> float:
+        """The upper edge of the bin in which the p-quantile lies; 0 without data."""
+        need, have = p * self.total, 0.0
+        for k, count in enumerate(self.counts):
+            have += count
+            if have >= need and count > 0:
+                return EDGES[k + 1]
+        return 0.0
+
+    def refresh(self, gamma: float) -> None:
+        """Rebuild the tables behind `survival` and `discount`."""
+        total = self.total
+        if total <= 0:
+            self._survival.fill(1.0)
+            self._discount.fill(1.0)
+            return
+        theta = (1.0 - gamma) / self.cycle if self.cycle > 0 else 0.0
+        survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
+        beyond = worth = 0.0
+        scale = 1.0 / (total + _TAIL)
+        tail_from = self.quantile(0.95)
+        for k in range(_BINS, -1, -1):
+            if k < _BINS:
+                low, high, count = EDGES[k], EDGES[k + 1], self.counts[k]
+                worth = worth * math.exp(-theta * (high - low)) + count * math.exp(-theta * (high - low) / 2)
+                beyond += count
+            tail = _TAIL * min(1.0, tail_from / EDGES[k]) if k else _TAIL
+            survival[k] = (beyond + tail) * scale
+            # a wait beyond every gap seen has no end in sight: as long again as it already is
+            lost = math.exp(-theta * EDGES[k])
+            discount[k] = (worth + tail * lost) / (beyond + tail)
+        self._survival, self._discount = np.array(survival), np.array(discount)
+
+    def lookup(self, idle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(S, D) at each waiting time, by the tables of the last `refresh`."""
+        k = np.minimum(np.searchsorted(_EDGES, idle, side="right"), _BINS) - 1
+        low = _EDGES[k]
+        share = np.minimum((idle - low) / (_EDGES[k + 1] - low), 1.0)
+        s, d = self._survival, self._discount
+        return s[k] + (s[k + 1] - s[k]) * share, d[k] + (d[k + 1] - d[k]) * share

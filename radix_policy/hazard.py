@@ -1,0 +1,301 @@
+"""When will this session call this agent again: the model behind `scout`.
+
+Everything is one scale, the discounted chance of a visit, E[exp(-theta T)] for the time T until it (0 when it never
+comes), where one cycle (a call and the silence after it) is worth the factor gamma.
+
+    P(i, j)  = (1 - e_i) * (N_ij + beta * pi_j) / (N_i + beta)      pi: share of agent j among all transitions
+    H_k      = first passage at step k of P (survival.first_passage), k = 1..K
+    G(s, j)  = min(1, sum_k gamma^(k-1) * odds(n + k - 1) / odds(n) * H_k(i, j) / (1 - e_i))
+               the visit's worth once the session calls again; odds from ends.py, their ratio at most `odds_cap`
+    c(s)     = alive * D(t)   while the session is silent for t;   (1 - e) * gamma   while a call of it runs
+               alive = (1 - e) S(t) / ((1 - e) S(t) + e), S and D from gaps.py
+    p(s, j)  = c(s) * G(s, j)
+
+A forecast that the client sent mixes in with the weight that forecasts have earned (hint). For agent j over all
+sessions, new ones included, the chance that no visit comes:
+
+    Q(j)     = theta / (theta + lambda * G_new(j)) * prod over live s of (1 - p(s, j))
+
+with lambda new sessions per second and G_new(j) the worth of a visit by one that starts now.
+
+Tables are rebuilt at most every `every` calls (more rarely with many live sessions, so that the cost per call stays);
+between rebuilds only sessions that called, and the clock, move.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radix_policy.config import key
+from radix_policy.ends import Share
+from radix_policy.sessions import Session
+from radix_policy.survival import first_passage
+
+if TYPE_CHECKING:
+    from radix_policy.runtime import World
+
+
+@dataclass(frozen=True)
+class HazardConfig:
+    """Keys of the model."""
+
+    gamma: float = key(0.85, "worth of a visit one cycle later", low=0.01, high=0.999)
+    horizon: int = key(24, "K, steps of first passage", low=1, high=256, unit="steps")
+    backoff: float = key(0.5, "beta, weight of the overall agent shares in a row", low=0, high=1000, unit="counts")
+    odds_cap: float = key(4.0, "most that turn evidence may raise a later step", low=1, high=1000)
+    end_prior: float = key(2.0, "weight of the pooled END rate in an agent's own", low=0, high=1000, unit="counts")
+    turn_prior: float = key(3.0, "weight of the means in a turn's END rate", low=0, high=1000, unit="counts")
+    soft_end: bool = key(True, "count waiting sessions as shares of an END (censoring correction)")
+    learn_end: bool = key(True, "learn when sessions end")
+    by_turn: bool = key(True, "END depends on entry agent and turn")
+    timing: bool = key(True, "a silent session loses worth with time")
+    every: int = key(8, "calls between two rebuilds of the tables, at least", low=1, high=10_000, unit="calls")
+
+
+class View:
+    """What the model keeps of one live session."""
+
+    __slots__ = ("calls", "coefficient", "end", "epoch", "hint", "reach", "slot", "version")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.epoch = -1
+        self.calls = -1
+        self.hint = -1
+        self.version = 0  # changes with `reach`
+        self.end = 0.0  # e
+        self.reach: list[float] = []  # G by agent
+        self.coefficient = 0.0  # c
+
+
+class HazardModel:
+    """Reads the world's counts, clock and sessions; gives p."""
+
+    def __init__(self, world: "World", config: HazardConfig) -> None:
+        self.world = world
+        self.config = config
+        self.epoch = 0
+        self.none: list[float] = []  # Q by agent
+        self._built_at = -1
+        self._agents = 0
+        self._views: dict[int, View] = {}
+        self._free: list[int] = []
+        self._dirty: dict[int, Session] = {}
+        self._versions = 0
+        self._h = np.zeros((1, 0, 0), dtype=np.float32)
+        self._stay: list[float] = []  # 1 - e_i
+        self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._discounts = self.config.gamma ** np.arange(self.config.horizon)
+        self._new_none: list[float] = []
+        self._now = -1.0
+        # by slot; a free slot has e = 1 and G = 0, so that it counts for nothing
+        self._finished = self._going = np.zeros(0)
+        self._end = np.ones(0)
+        self._reach = np.zeros((0, 0))
+        self._grow(16)
+
+    def _grow(self, size: int) -> None:
+        n = len(self._end)
+        more = size - n
+        self._finished = np.concatenate([self._finished, np.zeros(more)])
+        self._going = np.concatenate([self._going, np.zeros(more)])
+        self._end = np.concatenate([self._end, np.ones(more)])
+        self._reach = np.concatenate([self._reach, np.zeros((more, self._agents))])
+        self._free = [*range(size - 1, n - 1, -1), *self._free]
+
+    # ---- events ----
+
+    def moved(self, session: Session) -> None:
+        """The session was opened, called, finished a call, ended or came back."""
+        self._dirty[session.id] = session
+
+    def view(self, session: Session) -> View | None:
+        """The session's numbers; None when it is not live."""
+        return self._views.get(session.id)
+
+    def view_of(self, session: int) -> View | None:
+        """The same by session id."""
+        return self._views.get(session)
+
+    # ---- refresh ----
+
+    def refresh(self) -> None:
+        """Bring everything up to the present."""
+        world = self.world
+        world.transitions.ensure(len(world.identifier.agents))
+        agents = len(world.transitions)
+        now = world.clock.seconds
+        if not self._dirty and now == self._now and agents == self._agents:
+            return
+        calls = world.calls
+        if agents != self._agents or calls - self._built_at >= max(self.config.every, len(self._views) // 2):
+            self._now = now
+            self._file_dirty()
+            self._rebuild(agents)
+            self._built_at = calls
+            for session in world.sessions.live.values():
+                self._review(session)
+        else:
+            self._now = now
+            self._file_dirty()
+        self._weigh()
+
+    def _file_dirty(self) -> None:
+        live = self.world.sessions.live
+        for session in self._dirty.values():
+            if session.id not in live or session.calls == 0:
+                view = self._views.pop(session.id, None)
+                if view is not None:
+                    self._free.append(view.slot)
+                    self._going[view.slot] = 0.0
+                    self._end[view.slot] = 1.0
+                    self._reach[view.slot] = 0.0
+                continue
+            view = self._views.get(session.id)
+            if view is None:
+                if not self._free:
+                    self._grow(2 * len(self._end))
+                view = self._views[session.id] = View(self._free.pop())
+            self._finished[view.slot] = session.finished_at
+            self._going[view.slot] = session.running > 0
+            self._review(session)
+        self._dirty.clear()
+
+    def _rebuild(self, agents: int) -> None:
+        world, config = self.world, self.config
+        chain, ends, gaps = world.transitions, world.ends, world.gaps
+        self.epoch += 1
+        gaps.refresh(config.gamma)
+        if config.learn_end:
+            ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
+        rows = np.array([chain.counts(i) for i in range(agents)]).reshape(agents, agents)
+        column = np.add.reduce(rows, axis=0)
+        total = column.sum()
+        share = column / total if total > 0 else column
+        self._stay = [1.0 - self._agent_end(i) for i in range(agents)]
+        p = self._probabilities(rows, share, np.array(self._stay))
+        self._h = first_passage(p, config.horizon)
+        self._steps.clear()
+        if agents != self._agents:
+            self._agents = agents
+            self._reach = np.zeros((len(self._end), agents))
+        self._start(agents)
+
+    def _probabilities(
+        self, rows: NDArray[np.float64], share: NDArray[np.float64], stay: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        beta = self.config.backoff
+        sums = np.add.reduce(rows, axis=1)
+        seen = np.maximum(sums + beta, 1e-300)
+        p = (rows + beta * share[None, :]) / seen[:, None]
+        return p * stay[:, None]
+
+    def _agent_end(self, agent: int) -> float:
+        return self.world.ends.agent_rate(agent) if self.config.learn_end else 0.0
+
+    def _odds(self, entry: int, turns: int) -> float:
+        if not (self.config.learn_end and self.config.by_turn):
+            return 1.0
+        return self.world.ends.odds(entry, turns)
+
+    def _end_rate(self, session: Session) -> float:
+        stay = self._stay[session.agent] * self._odds(session.entry, session.calls)
+        return min(max(1.0 - stay, 0.0), 0.999)
+
+    def _shares(self) -> list[Share]:
+        """Of sessions that wait: how much of an END each is by now."""
+        waiting = [
+            (s, v)
+            for s in self.world.sessions.live.values()
+            if s.running == 0 and s.calls > 0 and (v := self._views.get(s.id)) is not None
+        ]
+        if not waiting:
+            return []
+        idle = np.array([max(self._now - s.finished_at, 0.0) for s, _ in waiting])
+        survival, _ = self.world.gaps.lookup(idle)
+        shares = []
+        for (session, view), s in zip(waiting, survival.tolist(), strict=True):
+            stays = (1.0 - view.end) * s
+            dead = view.end / (stays + view.end) if view.end > 0 else 0.0
+            shares.append(Share(session.agent, session.entry, session.calls, dead * (1.0 - s)))
+        return shares
+
+    def _step_weights(self, entry: int, turns: int) -> NDArray[np.float64]:
+        """gamma^(k-1) * min(cap, odds(n + k - 1) / odds(n)... as running products), k = 1..K."""
+        known = self._steps.get((entry, turns))
+        if known is None:
+            cap, rho = self.config.odds_cap, 1.0
+            ratios = [1.0]
+            for m in range(1, self.config.horizon):
+                rho *= self._odds(entry, turns + m)
+                ratios.append(min(rho, cap))
+            known = self._steps[entry, turns] = self._discounts * np.array(ratios)
+        return known
+
+    def _review(self, session: Session) -> None:
+        """Recompute e and G of one session when its state or the tables changed."""
+        view = self._views.get(session.id)
+        if view is None or session.agent >= self._agents:
+            return
+        if view.epoch == self.epoch and view.calls == session.calls and view.hint == session.next_agent:
+            return
+        view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
+        i = session.agent
+        weights = self._step_weights(session.entry, session.calls)
+        reach = np.add.reduce(weights[:, None] * self._h[:, i, :], axis=0) / max(self._stay[i], 1e-3)
+        if session.next_agent >= 0:
+            reach = self._hinted(reach, session)
+        reach = np.minimum(reach, 1.0)
+        view.reach = reach.tolist()
+        view.end = self._end_rate(session)
+        self._versions += 1
+        view.version = self._versions
+        self._end[view.slot] = view.end
+        self._reach[view.slot] = reach
+
+    def _hinted(self, reach: NDArray[np.float64], session: Session) -> NDArray[np.float64]:
+        trust = self.world.hints.trust
+        j = session.next_agent
+        if j >= self._agents:
+            return reach
+        weights = self._step_weights(session.entry, session.calls + 1)
+        onward = np.add.reduce(weights[:, None] * self._h[:, j, :], axis=0) * self.config.gamma
+        onward[j] = 1.0
+        return trust * onward + (1.0 - trust) * reach
+
+    def _start(self, agents: int) -> None:
+        """G_new and the chance that no new session visits an agent in time."""
+        world, config = self.world, self.config
+        starts = world.starts.counts
+        total = sum(starts.values())
+        worth = np.zeros(agents)
+        if total > 0:
+            for i, n in starts.items():
+                if i < agents:
+                    weights = self._step_weights(i, 1) * config.gamma
+                    onward = np.add.reduce(weights[:, None] * self._h[:, i, :], axis=0)
+                    onward[i] = 1.0
+                    worth += n / total * np.minimum(onward, 1.0)
+        cycle = world.gaps.cycle
+        rate = world.starts.rate(self._now) * cycle / (1.0 - config.gamma)  # lambda / theta
+        self._new_none = (1.0 / (1.0 + rate * worth)).tolist()
+
+    def _weigh(self) -> None:
+        """c of every session, Q of every agent."""
+        gamma = self.config.gamma
+        end, going = self._end, self._going
+        if self.config.timing:
+            idle = np.maximum(self._now - self._finished, 0.0)
+            survival, discount = self.world.gaps.lookup(idle)
+            stays = (1.0 - end) * survival
+            waits = stays / (stays + end + 1e-12) * discount
+            c = np.where(going > 0, (1.0 - end) * gamma, waits)
+        else:
+            c = (1.0 - end) * gamma
+        values = c.tolist()
+        for view in self._views.values():
+            view.coefficient = values[view.slot]
+        missed = np.multiply.reduce(1.0 - c[:, None] * self._reach, axis=0)
+        self.none = [a * b for a, b in zip(missed.tolist(), self._new_none, strict=True)]
