@@ -159,8 +159,9 @@ class Runtime:
             page_size=page_size,
         )
         self.policy = kind(self.world, policy_config)
-        self.index: LeafIndex | GroupedIndex = self.policy.make_index() or LeafIndex(
-            self.policy.class_of, self.policy.score
+        own = self.policy.make_index()
+        self.index: LeafIndex | GroupedIndex = (
+            own if own is not None else LeafIndex(self.policy.class_of, self.policy.score)
         )
         self._silence = 0.0  # seconds after which a silent session is over; 0 while unknown
         self._silence_at = 0  # gaps seen when it was set
