@@ -313,9 +313,11 @@ class Runtime:
     def split(self, prefix: NodeId, suffix: NodeId, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         """See TreeListener."""
         nodes = self.world.nodes
+        accessed = suffix_stamp != nodes[suffix].stamp  # a trim splits too, and is no access
         record = nodes.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
-        # SGLang stamps both halves of a split as accessed; the step goes with the stamp, or LRU's order is lost
-        record.step = nodes[suffix].step = self.world.clock.step
+        if accessed:
+            # SGLang stamps both halves of a split as accessed; the step goes with the stamp, or LRU's order is lost
+            record.step = nodes[suffix].step = self.world.clock.step
         self.policy.on_split(record, nodes[suffix])
         self._refile(nodes[suffix])
 
@@ -328,7 +330,9 @@ class Runtime:
 
     def counted(self, node: NodeId) -> None:
         """See TreeListener."""
-        self.world.nodes[node].counts += 1
+        record = self.world.nodes[node]
+        record.counts += 1
+        self._refile(record)  # for policies whose classes are counts
 
     def locked(self, node: NodeId) -> None:
         """See TreeListener."""
