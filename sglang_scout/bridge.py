@@ -1,0 +1,198 @@
+"""The link between one SGLang tree cache and its Runtime: told what happens, asked what to lose, never raises.
+
+A fault in our code must not hurt the engine:
+- in what is observed (tree or requests): the mirror cannot be trusted any more, so the runtime is cut off for good and
+  eviction is plain LRU from then on;
+- in a score: that one eviction call is plain LRU.
+Each kind of fault is logged once with its traceback, and counted.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tick
+from radix_policy.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 65536  # requests in flight that are remembered; SGLang ends every one, so this only bounds a bug
+TREE_EVENTS = ("reset", "split", "counted", "locked", "unlocked", "demoted", "restored", "removed")
+
+Priority = tuple[float, float, int]
+
+
+def _ignore(*_: Any) -> None:
+    """The listener after a fault."""
+
+
+class Bridge:
+    """One per tree cache. The methods named as in `tree_view.TreeListener` are what the tree core calls."""
+
+    reset: Callable[[int], None]
+    split: Callable[[int, int, int, float, float], None]
+    counted: Callable[[int], None]
+    locked: Callable[[int], None]
+    unlocked: Callable[[int], None]
+    demoted: Callable[[int], None]
+    restored: Callable[[int], None]
+    removed: Callable[[int], None]
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.live = True  # False after a fault in what was observed
+        self.inserting: str | None = None  # rid of the request whose KV is being inserted
+        self.step = 0
+        self.seconds = 0.0
+        self.faults: dict[str, int] = {}
+        self.counters = dict.fromkeys(
+            ("requests", "tagged", "tag_errors", "finished", "aborted", "overflowed", "device_calls", "host_calls"), 0
+        )
+        self._scores: dict[int, float] | None = {}  # of the eviction call that runs; None: LRU
+        self._outer: list[dict[int, float] | None] = []
+        for name in TREE_EVENTS:
+            setattr(self, name, self._guarded(name))
+
+    def _guarded(self, name: str) -> Callable[..., None]:
+        call = getattr(self.runtime, name)
+
+        def tell(*args: Any) -> None:
+            try:
+                call(*args)
+            except Exception:
+                self.fail(name)
+
+        return tell
+
+    # ---- faults ----
+
+    def count_fault(self, where: str) -> None:
+        """Call inside `except`: count a fault, and log the first of its kind with its traceback."""
+        first = where not in self.faults
+        self.faults[where] = self.faults.get(where, 0) + 1
+        if first:
+            logger.exception("sglang-scout: fault in %s; SGLang goes on with LRU order", where)
+
+    def fail(self, where: str) -> None:
+        """Call inside `except`: what was observed is incomplete now, so observation and scoring end here."""
+        self.count_fault(where)
+        self.live = False
+        for name in TREE_EVENTS:
+            setattr(self, name, _ignore)
+
+    # ---- the tree ----
+
+    def added(self, node: int, parent: int, length: int, stamp: float, on_host: bool = False) -> None:
+        """A leaf was inserted below `parent`, by the request that `inserting` names; `on_host`: only into that tier."""
+        if not self.live:
+            return
+        try:
+            above = self.runtime.world.nodes[parent]
+            start = above.start + above.length
+            if on_host:
+                self.runtime.added_host(node, parent, length, start, stamp)
+            else:
+                self.runtime.added(node, parent, length, start, stamp, self.inserting)
+        except Exception:
+            self.fail("added")
+
+    def walked(self, path: Sequence[tuple[int, float]]) -> None:
+        """A match or an insert walked over these (node, stamp)."""
+        if not self.live:
+            return
+        touched = self.runtime.touched
+        try:
+            for node, stamp in path:
+                touched(node, stamp)
+        except Exception:
+            self.fail("touched")
+
+    def is_unmatched(self, rid: str) -> bool:
+        """Whether the first lookup of the request is still to come."""
+        request = self.runtime.requests.get(rid)
+        return request is not None and not request.matched
+
+    # ---- requests ----
+
+    def observe(self, event: Event) -> None:
+        """Hand one event to the runtime."""
+        if not self.live:
+            return
+        try:
+            self.runtime.observe(event)
+        except Exception:
+            self.fail(type(event).__name__)
+
+    def arrived(self, event: RequestArrived) -> None:
+        """A new request; the oldest is given up where more are in flight than SGLang can hold."""
+        requests = self.runtime.requests
+        while self.live and len(requests) >= MAX_REQUESTS:
+            self.counters["overflowed"] += 1
+            self.observe(RequestFinished(next(iter(requests)), aborted=True))
+        self.counters["requests"] += 1
+        self.counters["tagged"] += event.tag is not None
+        self.observe(event)
+
+    def matched(self, rid: str, path: Sequence[int], tokens: int) -> None:
+        """A request's prompt was looked up; only the first time is passed on."""
+        if self.live and self.is_unmatched(rid):
+            self.observe(PrefixMatched(rid, path, tokens))
+
+    def finished(self, rid: str, output_tokens: int, aborted: bool, stopped: bool) -> None:
+        """A request left the engine; told once however often SGLang says so."""
+        if self.live and rid in self.runtime.requests:
+            self.counters["aborted" if aborted else "finished"] += 1
+            self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
+
+    def tick(self, step: int, seconds: float) -> None:
+        """The shared clock may have moved."""
+        if step != self.step or seconds != self.seconds:
+            self.step, self.seconds = step, seconds
+            self.observe(Tick(step, seconds))
+
+    # ---- scores ----
+
+    def begin_call(self, leaves: Iterable[Any], kind: str) -> None:
+        """An eviction call begins on these nodes: score each once. Calls nest: a device call may need host room."""
+        self._outer.append(self._scores)
+        self.counters[kind] += 1
+        self._scores = None
+        if not self.live:
+            return
+        policy, nodes = self.runtime.policy, self.runtime.world.nodes
+        try:
+            policy.refresh()
+            score = policy.score
+            self._scores = {node.id: score(nodes[node.id]) for node in leaves}
+        except Exception:
+            self.count_fault("score")
+
+    def end_call(self) -> None:
+        """The eviction call is over."""
+        self._scores = self._outer.pop() if self._outer else {}
+
+    def priority(self, node: Any) -> Priority:
+        """What the node is worth: (score, last access, id), smallest goes first; LRU's own order after a fault."""
+        scores = self._scores
+        if scores is None or not self.live:
+            return (0.0, node.last_access_time, node.id)
+        score = scores.get(node.id)
+        if score is None:  # became a leaf during the call, or nobody began one
+            try:
+                score = self.runtime.score(node.id)
+            except Exception:
+                self.count_fault("score")
+                score = 0.0
+        return (score, node.last_access_time, node.id)
+
+    # ---- looking in ----
+
+    def snapshot(self) -> dict[str, Any]:
+        """The runtime's numbers, with ours; JSON-ready."""
+        inside: dict[str, Any] = {}
+        try:
+            inside = self.runtime.snapshot()
+        except Exception:
+            self.count_fault("snapshot")
+        counts = {**self.counters, "in_flight": len(self.runtime.requests)}
+        return {**inside, "live": self.live, "counters": counts, "faults": dict(self.faults)}

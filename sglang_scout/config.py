@@ -1,0 +1,57 @@
+"""What a user can set: the policy's name, its JSON config, and the switch that turns everything off.
+
+    --radix-eviction-policy scout|cachescout
+    --radix-eviction-policy-config '{"key": value}'    keys of RuntimeConfig, IdentityConfig and the policy itself
+    SGLANG_SCOUT_DISABLE=1                             plain LRU on SGLang's default core, whatever the flags say
+
+Nothing here imports SGLang.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from radix_policy.config import ConfigError, rows
+from radix_policy.eviction import POLICIES
+from radix_policy.identity import IdentityConfig
+from radix_policy.runtime import Runtime, RuntimeConfig
+
+NAMES = ("scout", "cachescout")
+FLAG = "--radix-eviction-policy"
+CONFIG_FLAG = "--radix-eviction-policy-config"
+DISABLE = "SGLANG_SCOUT_DISABLE"
+
+
+def is_ours(policy: Any) -> bool:
+    """Whether the value of --radix-eviction-policy names one of our policies (SGLang lower-cases it)."""
+    return isinstance(policy, str) and policy.lower() in NAMES
+
+
+def disabled(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the switch is thrown; unset, empty, 0, false, no and off mean that it is not."""
+    value = (os.environ if env is None else env).get(DISABLE, "")
+    return value.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def make_runtime(policy: str, config: Any, page_size: int = 1) -> Runtime:
+    """The runtime of one tree on SGLang's Python core, which keeps its own set of leaves (so no leaf index).
+
+    ConfigError names the flag, the key and what is allowed.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"{CONFIG_FLAG} must be a JSON object, not {type(config).__name__}")
+    try:
+        return Runtime(policy.lower(), config, page_size=page_size, index=False)
+    except ConfigError as error:
+        raise ConfigError(f"{CONFIG_FLAG}: {error}") from None
+
+
+def check(policy: Any, config: Any) -> None:
+    """ConfigError when `policy` is ours and its config cannot be used."""
+    if is_ours(policy):
+        make_runtime(policy, config)
+
+
+def table(policy: str) -> list[tuple[str, str, str, str, str]]:
+    """(key, default, allowed, unit, effect) of every key that the policy takes."""
+    return [row for part in (RuntimeConfig, IdentityConfig, POLICIES[policy].Config) for row in rows(part)]

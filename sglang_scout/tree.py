@@ -1,0 +1,209 @@
+"""SGLang's Python tree core, telling the Runtime everything that happens to it.
+
+One thin override per place where `UnifiedTreeCore` (or its FULL component) changes structure, access stamps, locks or
+residence; each runs SGLang's own code first and then tells, and none changes what SGLang does. The mirror that comes of
+it is exact: same leaves, same stamps, same lengths after every operation (tests/tree).
+
+Only the FULL component is understood. What else a server may ask for and is not understood is refused at start, by the
+name of the flag: see `unsupported` here and `preflight.unsupported_flags`.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+from sglang_scout import config, preflight, scheduler
+from sglang_scout.bridge import Bridge
+from sglang_scout.strategy import Refused, ScoutStrategy, building
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "scout"
+_CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+
+
+class ScoutTreeCore(UnifiedTreeCore):
+    """`UnifiedTreeCore` with a Bridge on it."""
+
+    def __init__(self, params: Any, components: Any, bridge: Bridge) -> None:
+        self.scout = bridge
+        with building(bridge):
+            super().__init__(params, components)
+        if not isinstance(self.eviction_strategy, ScoutStrategy):
+            kind = type(self.eviction_strategy)
+            raise Refused(
+                f"sglang-scout: policy {params.eviction_policy!r} is {kind.__module__}.{kind.__name__}, "
+                "another plug-in's, not sglang-scout's; remove one of the two"
+            )
+
+    def reset(self) -> None:
+        super().reset()
+        self.scout.reset(self.root_node.id)
+
+    # ---- structure ----
+
+    def _add_new_node(self, parent: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        node = super()._add_new_node(parent, key, *args, **kwargs)
+        self.scout.added(node.id, parent.id, len(node.key), node.last_access_time)
+        return node
+
+    def insert_host(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
+        result = super().insert_host(node_id, *args, **kwargs)
+        made = result.inserted_host_node
+        if made is not None and made not in self.scout.runtime.world.nodes:
+            node = self.node_by_id(made)
+            self.scout.added(made, node.parent.id, len(node.key), node.last_access_time, on_host=True)
+        return result
+
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        made = super()._split_node(key, child, split_len)
+        prefix = made[0]
+        self.scout.split(prefix.id, child.id, split_len, prefix.last_access_time, child.last_access_time)
+        return made
+
+    def _unregister_node(self, node: Any) -> None:
+        super()._unregister_node(node)
+        self.scout.removed(node.id)
+
+    # ---- access ----
+
+    def match_prefix(self, params: Any) -> Any:
+        result = super().match_prefix(params)
+        if params.req is not None and result is self._empty_match_result:  # shorter than a page: nothing was walked
+            self.scout.matched(params.req.rid, (), 0)
+        return result
+
+    def _match_post_processor(self, params: Any, value: Any, best_match_node: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._match_post_processor(params, value, best_match_node, *args, **kwargs)
+        node, root = best_match_node, self.root_node
+        path = []
+        while node is not root:
+            path.append((node.id, node.last_access_time))
+            node = node.parent
+        self.scout.walked(path)
+        if params.req is not None and self.scout.is_unmatched(params.req.rid):
+            ids = [node_id for node_id, _ in reversed(path)]
+            self.scout.matched(params.req.rid, ids, result.full_kv_hit_length)
+        return result
+
+    def _touch_node(self, node: Any) -> None:
+        super()._touch_node(node)
+        if node is not self.root_node:
+            self.scout.walked(((node.id, node.last_access_time),))
+
+    def _inc_hit_count_and_check(self, node: Any) -> bool:
+        before = node.hit_count
+        backup = super()._inc_hit_count_and_check(node)
+        if node.hit_count != before:
+            self.scout.counted(node.id)
+        return backup
+
+    # ---- residence ----
+
+    def _demote(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        super()._demote(node, *args, **kwargs)
+        self.scout.demoted(node.id)
+
+    def _unevict_node_on_insert(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        super()._unevict_node_on_insert(node, *args, **kwargs)
+        self.scout.restored(node.id)
+
+    def commit_load_back(self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: Any) -> Any:
+        actions = super().commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)
+        for loaded in kv_xfer.nodes_to_load or ():
+            self.scout.restored(loaded)
+        return actions
+
+    # ---- locks ----
+
+    def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
+        result = super().inc_lock_ref(node_id, skip_lock_components)
+        if ComponentType.FULL not in skip_lock_components:
+            self.scout.locked(node_id)
+        return result
+
+    def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
+        result = super().dec_lock_ref(node_id, params, skip_swa)
+        if ComponentType.FULL not in params.skipped_lock_components:
+            self.scout.unlocked(node_id)
+        return result
+
+    def inc_full_pin(self, node_id: int) -> None:
+        super().inc_full_pin(node_id)
+        self.scout.locked(node_id)
+
+    def dec_full_pin(self, node_id: int) -> None:
+        super().dec_full_pin(node_id)
+        self.scout.unlocked(node_id)
+
+    # ---- eviction ----
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
+        self.scout.begin_call(self.evictable_device_leaves, "device_calls")
+        super().evict_device_start(component_type, request_cnt)
+
+    def evict_device_end(self, component_type: Any) -> None:
+        super().evict_device_end(component_type)
+        self.scout.end_call()
+
+    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+        self.scout.begin_call(self.evictable_host_leaves, "host_calls")
+        try:
+            return super().drive_host_eviction(component_type, num_tokens)
+        finally:
+            self.scout.end_call()
+
+
+def select(result: str, params: Any) -> str | None:
+    """AFTER hook on `select_tree_core_backend`: our core for our policies, SGLang's answer for everything else."""
+    if not config.is_ours(params.eviction_policy) or params.disable:
+        return None
+    asked, by = params.tree_core_backend, "CacheInitParams.tree_core_backend"
+    if asked is None and envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.is_set():
+        asked, by = envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get(), _CORE_VARIABLE
+    if asked not in (None, "", "python", BACKEND):
+        raise Refused(
+            f"sglang-scout: {config.FLAG} {params.eviction_policy} runs on SGLang's Python tree core; "
+            f"remove {by}={asked}, or choose another policy"
+        )
+    return BACKEND
+
+
+def unsupported(params: Any, components: Any) -> str | None:
+    """What in the cache's parameters our tree core does not understand, in words; None when all is fine."""
+    others = sorted(component.name for component in components if component is not ComponentType.FULL)
+    if others:
+        return f"models with tree components beside FULL ({', '.join(others)}: sliding window or Mamba state)"
+    if params.component_registry_override:
+        return "custom tree components"
+    if params.is_eagle:
+        return "--speculative-algorithm EAGLE and its kin (bigram keys)"
+    if params.enable_session_radix_cache:
+        return "--enable-session-radix-cache"
+    if params.pp_size > 1:
+        return "--pp-size > 1"
+    return None
+
+
+def make_core(params: Any, components: Any) -> Any:
+    """Factory of the tree core backend `scout`. Refused when a seam is missing, ConfigError when the config is bad."""
+    if not config.is_ours(params.eviction_policy):
+        # A disabled cache asks for LRU under the backend that was selected; so does SGLANG_..._BACKEND=scout alone.
+        return create_tree_core("rust", params, components)
+    missing = preflight.problems()
+    if missing:
+        raise Refused(f"sglang-scout cannot run on SGLang {preflight.version()}: {'; '.join(missing)}")
+    odd = unsupported(params, components)
+    if odd is not None:
+        raise Refused(f"sglang-scout: {config.FLAG} {params.eviction_policy} does not support {odd} yet")
+    bridge = Bridge(config.make_runtime(params.eviction_policy, params.eviction_policy_config, params.page_size))
+    core = ScoutTreeCore(params, components, bridge)
+    unhooked = scheduler.install()
+    if unhooked:
+        raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")
+    return core

@@ -1,0 +1,362 @@
+"""Trees under one small set of verbs, so that one suite runs on SGLang's real cache and on the simulator.
+
+A tree tells its Runtime what happens; `truth` is what the tree itself holds, for comparing with the Runtime's mirror.
+"""
+
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+from radix_policy.events import PrefixMatched
+from radix_policy.runtime import Runtime
+from radix_policy.simulator.tree import SimTree, path_ids, spans_of
+
+Tokens = tuple[int, ...]
+
+
+class NodeTruth(NamedTuple):
+    """A node as the tree sees it."""
+
+    parent: int
+    start: int
+    length: int
+    locks: int
+    resident: bool
+    stamp: float
+    counts: int | None  # SGLang's hit_count; None where the tree keeps none
+
+
+class Tree(Protocol):
+    """A radix tree of `capacity` tokens with a Runtime that listens."""
+
+    page_size: int
+    capacity: int
+    runtime: Runtime
+
+    def insert(self, tokens: Tokens, rid: str | None = None) -> None: ...
+
+    def match(self, tokens: Tokens, rid: str | None = None) -> int:
+        """Tokens found."""
+        ...
+
+    def lock(self, tokens: Tokens) -> Any:
+        """Lock the longest cached prefix; the answer goes to `unlock`."""
+        ...
+
+    def unlock(self, held: Any) -> None: ...
+
+    def evict(self, tokens: int) -> list[Tokens]:
+        """Free at least so many tokens if the tree can; the victims' full sequences, first to last."""
+        ...
+
+    def reset(self) -> None: ...
+
+    def truth(self) -> dict[int, NodeTruth]:
+        """Every node but the root."""
+        ...
+
+    def leaves(self) -> set[int]:
+        """The evictable leaves, as the tree itself keeps them."""
+        ...
+
+    def check(self) -> None:
+        """The tree's own invariants."""
+        ...
+
+
+def assert_mirror(tree: Tree) -> None:
+    """The Runtime's table is the tree: same nodes, places, locks, residence, stamps, counts and leaves."""
+    tree.check()
+    nodes, truth = tree.runtime.world.nodes, tree.truth()
+    assert nodes.root is not None
+    assert {n.id for n in nodes} == {*truth, nodes.root.id}
+    for node_id, real in truth.items():
+        node = nodes[node_id]
+        assert node.parent is not None
+        seen = NodeTruth(
+            node.parent.id,
+            node.start,
+            node.length,
+            node.locks,
+            node.resident,
+            node.stamp,
+            None if real.counts is None else node.counts,
+        )
+        assert seen == real, node
+        assert node.children == sum(t.resident for t in truth.values() if t.parent == node_id), node
+    assert {n.id for n in nodes.leaves()} == tree.leaves()
+    if len(tree.runtime.index):  # an engine that keeps its own leaves leaves the index empty
+        assert len(tree.runtime.index) == len(tree.leaves())
+
+
+class SimulatedTree:
+    """`radix_policy.simulator.tree.SimTree`."""
+
+    def __init__(self, page_size: int = 1, capacity: int = 256, policy: str = "scout") -> None:
+        self.page_size, self.capacity = page_size, capacity
+        self.runtime = Runtime(policy, page_size=page_size)
+        self.tree = SimTree(self.runtime, page_size)
+
+    def insert(self, tokens: Tokens, rid: str | None = None) -> None:
+        whole = len(tokens) - len(tokens) % self.page_size
+        self.evict(self.tree.used + whole - self.capacity)
+        if self.tree.used + whole <= self.capacity:
+            self.tree.insert(spans_of(tokens), len(tokens), rid=rid)
+
+    def match(self, tokens: Tokens, rid: str | None = None) -> int:
+        found = self.tree.match(spans_of(tokens), len(tokens))
+        if rid is not None:
+            self.runtime.observe(PrefixMatched(rid, path_ids(found.node), found.tokens))
+        return found.tokens
+
+    def lock(self, tokens: Tokens) -> Any:
+        node = self.tree.match(spans_of(tokens), len(tokens)).node
+        self.tree.lock(node)
+        return node
+
+    def unlock(self, held: Any) -> None:
+        self.tree.unlock(held)
+
+    def evict(self, tokens: int) -> list[Tokens]:
+        victims, freed = [], 0
+        with self.runtime.evicting() as drain:
+            while freed < tokens:
+                node = drain.next()
+                if node is None:
+                    break
+                victims.append(self._sequence(node.id))
+                freed += self.tree.evict(node.id)
+        return victims
+
+    def reset(self) -> None:
+        self.tree.reset()
+
+    def _sequence(self, node_id: int) -> Tokens:
+        ids = path_ids(self.tree.nodes[node_id])
+        return tuple(t for i in ids for first, count in self.tree.nodes[i].spans for t in range(first, first + count))
+
+    def truth(self) -> dict[int, NodeTruth]:
+        return {
+            n.id: NodeTruth(n.parent.id, n.end - n.length, n.length, n.locks, True, n.stamp, None)
+            for n in self.tree.nodes.values()
+            if n.parent is not None
+        }
+
+    def leaves(self) -> set[int]:
+        return {n.id for n in self.tree.nodes.values() if n.parent is not None and not n.children and not n.locks}
+
+    def check(self) -> None:
+        nodes = [n for n in self.tree.nodes.values() if n.parent is not None]
+        assert self.tree.used == sum(n.length for n in nodes) <= self.capacity
+        assert self.tree.protected == sum(n.length for n in nodes if n.locks)
+
+
+class SglangTree:
+    """The real `UnifiedRadixCache` with allocator and KV pool; `policy` lru and `core` python are stock SGLang."""
+
+    def __init__(
+        self,
+        page_size: int = 1,
+        capacity: int = 256,
+        policy: str = "scout",
+        core: str | None = None,
+        host_tokens: int = 0,
+        config: dict[str, Any] | None = None,
+        write_policy: str = "write_through",
+    ) -> None:
+        import torch
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+        from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+        prepare()
+        self.page_size, self.capacity = page_size, capacity
+        flags: dict[str, Any] = {}
+        if host_tokens:
+            flags = {
+                "enable_hierarchical_cache": True,
+                "hicache_io_backend": "direct",
+                "hicache_mem_layout": "layer_first" if page_size == 1 else "page_first_direct",
+                "hicache_write_policy": write_policy,
+                "hicache_ratio": host_tokens / capacity,
+            }
+        args = publish(page_size=page_size, **flags)
+        pool = MHATokenToKVPool(
+            size=capacity,
+            page_size=page_size,
+            dtype=torch.float32,
+            head_num=1,
+            head_dim=2,
+            layer_num=1,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        rows = ReqToTokenPool(size=4, max_context_len=4096, device="cpu", enable_memory_saver=False)
+        if page_size == 1:
+            self.pool = TokenToKVPoolAllocator(capacity, torch.float32, "cpu", pool, need_sort=False)
+        else:
+            self.pool = PagedTokenToKVPoolAllocator(capacity, page_size, torch.float32, "cpu", pool, need_sort=False)
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=self.pool,
+            page_size=page_size,
+            eviction_policy=policy,
+            eviction_policy_config=config,
+            tree_components=(ComponentType.FULL,),
+            tree_core_backend=core,
+        )
+        self.cache = UnifiedRadixCache(params)
+        self.host = bool(host_tokens)
+        if self.host:
+            self.cache.init_hicache(args, params)
+            self.cache.load_back_threshold = 0
+        self.core = self.cache.tree_core
+        self.bridge = getattr(self.core, "scout", None)
+        if self.bridge is not None:
+            self.runtime = self.bridge.runtime
+        self.victims: list[Tokens] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        evict = self.core.evict_device_leaf
+
+        def watched(node_id: int, is_write_back: bool) -> Any:
+            self.victims.append(self.sequence(node_id))
+            return evict(node_id, is_write_back)
+
+        self.core.evict_device_leaf = watched
+
+    def key(self, tokens: Sequence[int]) -> Any:
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        return RadixKey(array("q", tokens))
+
+    def insert(self, tokens: Tokens, rid: str | None = None) -> None:
+        from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+        whole = len(tokens) - len(tokens) % self.page_size
+        if self.pool.available_size() < whole:
+            self.evict(whole - self.pool.available_size())
+        if whole == 0 or self.pool.available_size() < whole:
+            return
+        if self.bridge is not None:
+            self.bridge.inserting = rid
+        self.cache.insert(InsertParams(key=self.key(tokens[:whole]), value=self.pool.alloc(whole)))
+        if self.bridge is not None:
+            self.bridge.inserting = None
+        self.settle()
+
+    def lookup(self, tokens: Tokens, rid: str | None = None) -> Any:
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+        req = None if rid is None else SimpleNamespace(rid=rid, session=None)
+        return self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens), req=req))
+
+    def match(self, tokens: Tokens, rid: str | None = None) -> int:
+        return self.lookup(tokens, rid).device_prefix_len
+
+    def lock(self, tokens: Tokens) -> Any:
+        return self.cache.lock(self.lookup(tokens).last_device_node)
+
+    def unlock(self, held: Any) -> None:
+        self.cache.unlock(held)
+
+    def evict(self, tokens: int) -> list[Tokens]:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        self.victims.clear()
+        if tokens > 0:
+            self.cache.evict(EvictParams(num_tokens=tokens))
+            self.settle()
+        return list(self.victims)
+
+    def settle(self) -> None:
+        """Let the host tier finish what it began."""
+        if self.host:
+            self.cache.check_hicache_events()
+
+    def load_back(self, tokens: Tokens) -> bool:
+        """Bring what the host tier holds of the sequence back to the device."""
+        found = self.lookup(tokens)
+        if not found.host_hit_length:
+            return False
+        loaded = self.cache.load_back(found.best_match_node)
+        self.cache.ready_to_load_host_cache()
+        self.cache.loading_check()
+        return loaded
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.pool.clear()
+
+    def sequence(self, node_id: int) -> Tokens:
+        """All tokens from the root to the end of the node."""
+        node, parts = self.core.node_by_id(node_id), []
+        while node.parent is not None:
+            parts.append(tuple(node.key.token_ids))
+            node = node.parent
+        return tuple(t for part in reversed(parts) for t in part)
+
+    def nodes(self) -> list[Any]:
+        """SGLang's nodes, the root left out, parents first."""
+        found, stack = [], list(self.core.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(node.children.values())
+        return found
+
+    def truth(self) -> dict[int, NodeTruth]:
+        from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+        ends = {self.core.root_node.id: 0}
+        truth = {}
+        for node in self.nodes():
+            full = node.component_data[ComponentType.FULL]
+            start = ends[node.parent.id]
+            ends[node.id] = start + len(node.key)
+            resident, stamp = full.value is not None, node.last_access_time
+            truth[node.id] = NodeTruth(
+                node.parent.id, start, len(node.key), full.lock_ref, resident, stamp, node.hit_count
+            )
+        return truth
+
+    def leaves(self) -> set[int]:
+        return {node.id for node in self.core.evictable_device_leaves}
+
+    def check(self) -> None:
+        self.cache.sanity_check()
+        held = sum(t.length for t in self.truth().values() if t.resident)
+        assert held + self.pool.available_size() == self.capacity
+
+
+_prepared = False
+
+
+def prepare() -> None:
+    """Load the plug-ins as SGLang would, and ours as in a process that builds trees; once."""
+    global _prepared
+    if _prepared:
+        return
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from sglang_scout import plugin
+
+    load_plugins()
+    plugin.load(engine=True)
+    HookRegistry.apply_hooks()
+    _prepared = True
+
+
+def publish(**flags: Any) -> Any:
+    """Server arguments in effect for the caches that are built next."""
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+    args = ServerArgs(model_path="dummy", device="cpu", **flags)
+    set_global_server_args_for_scheduler(args)
+    return args
