@@ -5,12 +5,16 @@ values that every tensor-parallel rank shares (a step counter, and a time that r
 What happens to the radix tree is told through `tree_view.TreeListener` instead, since it is far more frequent.
 """
 
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Prompt(Protocol):
-    """A prompt as identity needs it: a length and cheap stable fingerprints, not a list that must be copied."""
+    """A prompt as identity needs it: cheap stable fingerprints and comparisons, not a list that must be copied.
+
+    Prompts of one runtime are all of one kind: `join` and `agree` take only their own.
+    """
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -18,6 +22,22 @@ class Prompt(Protocol):
 
     def fingerprint(self, start: int, stop: int) -> int:
         """A stable hash of tokens [start, stop), the same on every rank and in every process; 0 <= start <= stop."""
+        ...
+
+    def ids(self, start: int, stop: int) -> "array[int]":
+        """The token ids of [start, stop)."""
+        ...
+
+    def slice(self, start: int, stop: int) -> "Prompt":
+        """A copy of [start, stop) that does not keep this prompt alive."""
+        ...
+
+    def join(self, other: Any) -> "Prompt":
+        """This prompt, then the other."""
+        ...
+
+    def agree(self, other: Any, at: int) -> int:
+        """How many of the first tokens of `other` stand in this prompt from position `at` on."""
         ...
 
 

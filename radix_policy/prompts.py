@@ -9,8 +9,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+import numpy as np
+
 Span = tuple[int, int]  # (first token id, count >= 1)
 Spans = tuple[Span, ...]
+_SHORT = 256  # tokens up to which two array slices compare faster than numpy views do
 
 
 class TokenPrompt:
@@ -30,6 +33,30 @@ class TokenPrompt:
         data = part if isinstance(part, array) and part.typecode == "q" else array("q", part)
         return int.from_bytes(blake2b(data.tobytes(), digest_size=8).digest(), "little")
 
+    def ids(self, start: int, stop: int) -> "array[int]":
+        """The token ids of [start, stop)."""
+        part = self.tokens[start:stop]
+        return part if isinstance(part, array) and part.typecode == "q" else array("q", part)
+
+    def slice(self, start: int, stop: int) -> "TokenPrompt":
+        """A copy of [start, stop) as a prompt of its own."""
+        return TokenPrompt(self.ids(start, stop))
+
+    def join(self, other: "TokenPrompt") -> "TokenPrompt":
+        """This prompt, then the other."""
+        return TokenPrompt(self.ids(0, len(self)) + other.ids(0, len(other)))
+
+    def agree(self, other: "TokenPrompt", at: int) -> int:
+        """How many of the first tokens of `other` stand in this prompt from position `at` on."""
+        n = max(0, min(len(other), len(self) - at))
+        if n <= _SHORT:
+            mine, theirs = self.ids(at, at + n), other.ids(0, n)
+            if mine == theirs:
+                return n
+            return next(i for i in range(n) if mine[i] != theirs[i])
+        same = _view(self.tokens, at, at + n) == _view(other.tokens, 0, n)
+        return n if same.all() else int(same.argmin())
+
 
 class SpanPrompt:
     """Spans of synthetic token ids; equal tokens give equal fingerprints however they are cut into spans."""
@@ -47,6 +74,54 @@ class SpanPrompt:
         """A hash of the canonical spans of [start, stop)."""
         data = array("q", [x for span in cut(self.spans, start, stop) for x in span])
         return int.from_bytes(blake2b(data.tobytes(), digest_size=8).digest(), "little")
+
+    def ids(self, start: int, stop: int) -> "array[int]":
+        """The token ids of [start, stop)."""
+        return array("q", expand(cut(self.spans, start, stop)))
+
+    def slice(self, start: int, stop: int) -> "SpanPrompt":
+        """[start, stop) as a prompt of its own."""
+        return SpanPrompt(tuple(cut(self.spans, start, stop)))
+
+    def join(self, other: "SpanPrompt") -> "SpanPrompt":
+        """This prompt, then the other."""
+        spans = self.spans + other.spans
+        return SpanPrompt(tuple(cut(spans, 0, self.length + other.length)))
+
+    def agree(self, other: "SpanPrompt", at: int) -> int:
+        """How many of the first tokens of `other` stand in this prompt from position `at` on."""
+        mine, theirs = iter(self.spans), iter(other.spans)
+        first = count = skipped = 0
+        while count == 0:  # the span that holds position `at`
+            span = next(mine, None)
+            if span is None:
+                return 0
+            if skipped + span[1] > at:
+                first, count = span[0] + at - skipped, span[1] - at + skipped
+            skipped += span[1]
+        total = other_first = other_count = 0
+        while True:
+            if other_count == 0:
+                span = next(theirs, None)
+                if span is None:
+                    return total
+                other_first, other_count = span
+            if count == 0:
+                span = next(mine, None)
+                if span is None:
+                    return total
+                first, count = span
+            if first != other_first:
+                return total
+            n = min(count, other_count)
+            total, first, count = total + n, first + n, count - n
+            other_first, other_count = other_first + n, other_count - n
+
+
+def _view(tokens: Sequence[int], start: int, stop: int) -> "np.ndarray":
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        return np.frombuffer(tokens, dtype=np.int64)[start:stop]
+    return np.array(tokens[start:stop], dtype=np.int64)
 
 
 def span_tokens(spans: Sequence[Span]) -> int:
