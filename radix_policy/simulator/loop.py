@@ -11,8 +11,8 @@ missed, for time to first token.
 
 import heapq
 from array import array
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -21,6 +21,7 @@ from radix_policy.events import Tag, Tick
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK, Engine, Run
+from radix_policy.simulator.tree import SimNode
 from radix_policy.workloads.base import Workload
 
 STEP = 0.01  # seconds per decode step, and per request on top
@@ -93,9 +94,14 @@ class Loop:
         chunk: int = CHUNK,
         trims: bool | None = None,
         log: bool = False,
-        on_start: Callable[[int], None] | None = None,
+        ends: bool = False,
+        pin: float | None = None,
     ) -> None:
-        """`on_start(call number)` is called just before each request is looked up for admission."""
+        """`log` keeps the order for `optimum`. With `ends` clients say which call is a session's last.
+
+        With `pin` a session's last path stays locked for that many seconds or until its next call starts (Continuum's
+        hard pin); requests wait for it while anything runs, so the order then depends on it.
+        """
         if identity not in IDENTITIES:
             raise ValueError(f"identity {identity!r}; known: {', '.join(IDENTITIES)}")
         if service not in SERVICES:
@@ -109,9 +115,13 @@ class Loop:
         self.outcome = Outcome(self.runtime.policy.name, capacity, concurrency)
         self.now = 0.0
         self._log = log
-        self._on_start = on_start
+        self._ends = ends
+        self._pin = pin
+        self._pins: OrderedDict[str, SimNode] = OrderedDict()  # by session, in the order in which they expire
         self._busy = 0.0  # seconds with a request running
-        self._heap: list[tuple[float, int, Any, Any]] = []  # (time, sequence, slot, run or None)
+        self._heap: list[
+            tuple[float, int, Any, Any]
+        ] = []  # (time, sequence, slot, its run or None) or (.., session, its pin)
         self._sequence = 0
         self._next_session = 0
         self._next_number = 0
@@ -135,6 +145,10 @@ class Loop:
                 runtime.observe(Tick(int(self._busy / STEP + 1e-6), time))
             if run is None:
                 self._arrive(slot)
+            elif isinstance(run, SimNode):
+                if self._pins.get(slot) is run:
+                    self._unpin(slot)
+                    self._schedule()
             else:
                 self._finish(slot, run)
         outcome = self.outcome
@@ -171,6 +185,12 @@ class Loop:
             engine.settle(run)
             self.outcome.log.extend((2 * run.number + 1, engine.locked))
         engine.finish(run)
+        if self._pin is not None:
+            key = slot.session.key
+            self._unpin(key)
+            self._pins[key] = run.at.node
+            engine.tree.lock(run.at.node)
+            self._push(self.now + self._pin, key, run.at.node)
         if self._waiting:
             self._schedule()
         self._next_call(slot)
@@ -184,11 +204,13 @@ class Loop:
             self._touches += 1
         while waiting:
             slot, run, since = waiting[0]
-            if self._on_start is not None:
-                self._on_start(run.number)
             if not engine.admit(run):
-                return
+                if engine.running or not self._pins:
+                    return
+                self._unpin(next(iter(self._pins)))
+                continue
             waiting.popleft()
+            self._unpin(slot.session.key)
             now, prompt = self.now, run.prompt
             outcome.calls.append(run.number)
             outcome.prompts.append(prompt)
@@ -215,6 +237,11 @@ class Loop:
         if steps:
             self.engine.grow(steps)
 
+    def _unpin(self, session: str) -> None:
+        node = self._pins.pop(session, None)
+        if node is not None:
+            self.engine.tree.unlock(node)
+
     # ---- sessions ----
 
     def _take_session(self, slot: _Slot) -> None:
@@ -236,16 +263,17 @@ class Loop:
         else:
             self._take_session(slot)
 
-    def _push(self, time: float, slot: _Slot, run: Run | None) -> None:
+    def _push(self, time: float, slot: "_Slot | str", run: "Run | SimNode | None") -> None:
         heapq.heappush(self._heap, (time, self._sequence, slot, run))
         self._sequence += 1
 
     def _tag(self, session: Any, call: Any, number: int) -> Tag | None:
         if self.identity == "inferred" or not session.tagged:
             return None
+        final = self._ends and call is session.calls[-1]
         if self.identity == "tagged":
-            return Tag(call.agent, session.key)
-        return Tag(call.agent, "everyone" if self.identity == "scrambled" else f"call {number}")
+            return Tag(call.agent, session.key, final)
+        return Tag(call.agent, "everyone" if self.identity == "scrambled" else f"call {number}", final)
 
 
 def call_numbers(workload: Workload) -> list[tuple[int, int]]:

@@ -1,28 +1,31 @@
 """One call for everything the simulator can run: `simulate(workload, "scout-guard", capacity=..., concurrency=...)`.
 
 A policy is named NAME, then ingredients added or removed (`+trim`, `-guard`), then keys (`:gamma=0.9`). An ingredient
-is a true-or-false key of the policy; `trim` works for every policy. `opt`, `belady` and `beladyP` (with trimming) know
-the future: they first play the workload under LRU to learn the order, so they need fixed service.
+is a true-or-false key of the policy. Two work for every policy: `trim`, and `+END` (clients say which call is a
+session's last). `opt`, `belady` and `beladyP` (with trimming) know the future: they need the order of a first run, so
+they need fixed service. `ttl-pin` is LRU with hard pins; requests wait for them, so its order is its own.
 """
 
 import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from radix_policy.config import ConfigError
+from radix_policy.config import ConfigError, build
 from radix_policy.eviction import POLICIES
 from radix_policy.eviction.base import EvictionPolicy
+from radix_policy.eviction.ttl import TtlConfig
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.loop import Loop, Outcome
 from radix_policy.simulator.optimum import Oracle, Plan, belady, optimal
 from radix_policy.workloads.base import Workload
 
 ORACLES = ("opt", "belady", "beladyP")
+PINNED = "ttl-pin"  # lru with Continuum's hard pin
 
-# Policies that only the simulator runs, by name: made for one workload.
-_SPEC = re.compile(r"([A-Za-z_]\w*(?:\+END|-pin)?)((?:[+-]\w+)*)((?::[A-Za-z_]\w*=[^:]+)*)")
+_SPEC = re.compile(r"(ttl-pin|[A-Za-z_]\w*)((?:[+-]\w+)*)((?::[A-Za-z_]\w*=[^:]+)*)")
 
 
 class Spec(NamedTuple):
@@ -31,11 +34,12 @@ class Spec(NamedTuple):
     name: str
     config: dict[str, Any]
     trims: bool | None
+    ends: bool = False  # clients say which call is a session's last
 
 
 def known_policies() -> list[str]:
     """Every policy name that `simulate` takes, without ingredients."""
-    return sorted([*POLICIES, *ORACLES])
+    return sorted([*POLICIES, *ORACLES, PINNED])
 
 
 def parse_spec(text: str) -> Spec:
@@ -45,10 +49,12 @@ def parse_spec(text: str) -> Spec:
         raise ConfigError(f"unknown policy {text!r}; known: {', '.join(known_policies())}")
     name, ingredients, keys = found.groups()
     config: dict[str, Any] = {}
-    trims = None
+    trims, ends = None, False
     own = {f.name for f in dataclasses.fields(POLICIES[name].Config)} if name in POLICIES else set()
     for sign, word in re.findall(r"([+-])(\w+)", ingredients):
-        if word == "trim" and "trim" not in own:
+        if word == "END" and sign == "+":
+            ends = True
+        elif word == "trim" and "trim" not in own:
             trims = sign == "+"
         elif word not in own:
             raise ConfigError(f"policy {name!r} has no ingredient {word!r}")
@@ -59,9 +65,9 @@ def parse_spec(text: str) -> Spec:
             config[key] = json.loads(value)
         except ValueError:
             config[key] = value
-    if name in ORACLES and (config or trims is not None):
+    if name in ORACLES and (config or ends or trims is not None):
         raise ConfigError(f"policy {name!r} takes no ingredients or keys")
-    return Spec(name, config, trims)
+    return Spec(name, config, trims, ends)
 
 
 class Study:
@@ -110,11 +116,18 @@ class Study:
         """One simulation. `config` adds keys to those in the name; ConfigError when something does not fit."""
         kind: str | type[EvictionPolicy] = policy
         keys = dict(config or {})
+        ends, pin = False, None
         if isinstance(policy, str):
             spec = parse_spec(policy)
             kind = spec.name
             keys = {**spec.config, **keys}
             trims = spec.trims if trims is None else trims
+            ends = spec.ends
+            if kind == PINNED:
+                kind, pin = "lru", build(keys, TtlConfig, policy=PINNED)[0].ttl
+                keys = {}
+            elif kind == "kvflow" and "graph" not in keys:
+                keys["graph"] = declared_graph(self.workload)
             if spec.name in ORACLES:
                 if service != "fixed":
                     raise ConfigError(f"policy {policy!r} needs fixed service: with another the order is not fixed")
@@ -123,7 +136,7 @@ class Study:
                     return optimal(self.plan(), reference)
                 kind = belady(Oracle(self.plan(), reference.calls), spec.name == "beladyP")
                 keys = {}
-            elif spec == Spec("lru", {}, None) and not keys and service == "fixed" and trims is None:
+            elif spec == Spec("lru", {}, None, False) and not keys and service == "fixed" and trims is None:
                 return self.order(capacity, concurrency)
         outcome = Loop(
             self.workload,
@@ -137,10 +150,24 @@ class Study:
             chunk=self.chunk,
             trims=trims,
             log=log,
+            ends=ends,
+            pin=pin,
         ).run()
         if isinstance(policy, str):
             outcome.policy = policy
         return outcome
+
+
+def declared_graph(workload: Workload) -> dict[str, dict[str, float]]:
+    """Agent -> successor -> probability: the generator's own, or for a trace what happened in it."""
+    if workload.transitions is not None:
+        return {a: dict(zip(workload.agents, row)) for a, row in zip(workload.agents, workload.transitions)}
+    counts: dict[str, dict[str, float]] = {}
+    for session in workload.sessions:
+        for call, after in pairwise(session.calls):
+            row = counts.setdefault(call.agent, {})
+            row[after.agent] = row.get(after.agent, 0.0) + 1.0
+    return {a: {b: n / sum(row.values()) for b, n in row.items()} for a, row in counts.items()}
 
 
 def simulate(
