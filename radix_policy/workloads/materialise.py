@@ -11,7 +11,8 @@ import numpy as np
 
 from radix_policy.prompts import Span, span_tokens
 
-_GOLDEN, _MIX1, _MIX2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_WORD, _GOLDEN = 1 << 64, 0x9E3779B97F4A7C15
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def materialise(spans: Sequence[Span], vocab: int, reserved: int = 0, salt: int = 0) -> "array[int]":
@@ -26,8 +27,7 @@ def materialise(spans: Sequence[Span], vocab: int, reserved: int = 0, salt: int 
     for first, count in spans:
         ids[at : at + count] = np.arange(first, first + count, dtype=np.uint64)
         at += count
-    ids += np.uint64(salt % (1 << 64)) * _MIX1
-    ids += _GOLDEN
+    ids += np.uint64((_GOLDEN + salt * int(_MIX1)) % _WORD)
     ids ^= ids >> np.uint64(30)
     ids *= _MIX1
     ids ^= ids >> np.uint64(27)

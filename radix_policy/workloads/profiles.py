@@ -9,10 +9,10 @@ from radix_policy.workloads import topologies as topo
 from radix_policy.workloads.generator import Group, Scale
 
 # P(first preference) of planner, researcher, coder, reviewer, tester, judge; the second takes 0.93 less that.
-_GSM8K = (0.80, 0.74, 0.80, 0.74, 0.80, 0.74)
-_MTBENCH = (0.33, 0.47, 0.33, 0.74, 0.80, 0.74)
-_GAIA = (0.80, 0.74, 0.80, 0.47, 0.33, 0.47)
-_SWEBENCH = (0.33, 0.47, 0.33, 0.47, 0.33, 0.47)
+_GSM8K = (0.80, 0.72, 0.80, 0.72, 0.80, 0.72)
+_MTBENCH = (0.33, 0.45, 0.33, 0.72, 0.80, 0.72)
+_GAIA = (0.80, 0.72, 0.80, 0.45, 0.33, 0.45)
+_SWEBENCH = (0.33, 0.45, 0.33, 0.45, 0.33, 0.45)
 
 
 def gsm8k() -> Group:

@@ -41,12 +41,15 @@ def read_trace(
     """
     if half not in (None, 1, 2):
         raise WorkloadError(f"half must be 1 or 2, got {half!r}")
+    for option, limit in (("max_sessions", max_sessions), ("max_calls", max_calls)):
+        if limit is not None and limit < 1:
+            raise WorkloadError(f"{option} must be at least 1, got {limit}")
     everything = list(records(path))
     by_session: dict[int | str, list[Record]] = {}
     for record in everything:
         by_session.setdefault(record.session, []).append(record)
     if not by_session:
-        raise WorkloadError(f"{path}:1: no calls in the file")
+        raise WorkloadError(f"{path}: no calls in the file")
     keys = list(by_session)
     if half is not None:
         middle = (len(keys) + 1) // 2
