@@ -21,7 +21,8 @@ def gsm8k() -> Group:
 
 
 def mtbench() -> Group:
-    """Two phases: after 5-8 turns the user asks a second question and the planner starts again; 12-18 turns."""
+    """Two phases: after 5-8 turns the user asks a second question and the planner starts again (the rows hold inside a
+    phase); 12-18 turns."""
     end = topo.uniform_turns(12, 18)
     return Group("mtbench", topo.preferring(_MTBENCH), end=end, tool_probability=0.05, tool_mean=1.0, follow_up=(5, 8))
 
