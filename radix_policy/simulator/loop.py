@@ -1,6 +1,7 @@
 """The closed loop: C slots play the sessions of a workload on one engine, on a simulated clock.
 
-A slot takes the next session, waits, calls, waits for the answer, and so on; requests queue first come first served
+A slot takes the next session, waits, calls, waits for the answer, and so on (each lane of a workload has C slots of its
+own); requests queue first come first served
 until their memory is there. Times are seconds.
 
 `fixed` service does not look at the cache: 10 ms + prefill of the last 30 % of the prompt + 10 ms per output token.
@@ -12,7 +13,7 @@ missed, for time to first token.
 import heapq
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -69,9 +70,10 @@ class Outcome:
 
 
 class _Slot:
-    __slots__ = ("call", "number", "session")
+    __slots__ = ("call", "lane", "number", "session")
 
-    def __init__(self) -> None:
+    def __init__(self, lane: Iterator[tuple[int, Any]]) -> None:
+        self.lane = lane  # (number of the first call, session) of the sessions that the slot may still take
         self.session: Any = None
         self.call = 0  # index of the next call in its session
         self.number = 0  # of the session's first call, counted over the workload
@@ -123,15 +125,14 @@ class Loop:
             tuple[float, int, Any, Any]
         ] = []  # (time, sequence, slot, its run or None) or (.., session, its pin)
         self._sequence = 0
-        self._next_session = 0
-        self._next_number = 0
         self._waiting: deque[tuple[_Slot, Run, float]] = deque()
         self._touches = 0
 
     def run(self) -> Outcome:
         """Play every session; returns what happened."""
-        for _ in range(min(self.concurrency, len(self.workload.sessions))):
-            self._take_session(_Slot())
+        for lane in self._lanes():
+            for _ in range(self.concurrency):
+                self._take_session(_Slot(lane))
         heap, engine, runtime = self._heap, self.engine, self.runtime
         running = engine.running
         while heap:
@@ -244,15 +245,18 @@ class Loop:
 
     # ---- sessions ----
 
+    def _lanes(self) -> list[Iterator[tuple[int, Any]]]:
+        lanes: dict[int, list[tuple[int, Any]]] = {}
+        number = 0
+        for session in self.workload.sessions:
+            lanes.setdefault(session.lane, []).append((number, session))
+            number += len(session.calls)
+        return [iter(lanes[lane]) for lane in sorted(lanes)]
+
     def _take_session(self, slot: _Slot) -> None:
-        sessions = self.workload.sessions
-        while self._next_session < len(sessions):
-            slot.session = sessions[self._next_session]
-            slot.call = 0
-            slot.number = self._next_number
-            self._next_session += 1
-            self._next_number += len(slot.session.calls)
-            if slot.session.calls:
+        for number, session in slot.lane:
+            if session.calls:
+                slot.number, slot.session, slot.call = number, session, 0
                 self._next_call(slot)
                 return
 
@@ -272,8 +276,8 @@ class Loop:
             return None
         final = self._ends and call is session.calls[-1]
         if self.identity == "tagged":
-            return Tag(call.agent, session.key, final)
-        return Tag(call.agent, "everyone" if self.identity == "scrambled" else f"call {number}", final)
+            return Tag(call.agent or None, session.key, final)
+        return Tag(call.agent or None, "everyone" if self.identity == "scrambled" else f"call {number}", final)
 
 
 def call_numbers(workload: Workload) -> list[tuple[int, int]]:
