@@ -27,6 +27,20 @@ class NodeTruth(NamedTuple):
     counts: int | None  # SGLang's hit_count; None where the tree keeps none
 
 
+class Victim(NamedTuple):
+    """A leaf that was evicted: everything from the root to its end, and where it began."""
+
+    sequence: Tokens
+    start: int
+
+
+class Inserted(NamedTuple):
+    """What an insert did: the leaves that had to make room, and whether the sequence is in the tree now."""
+
+    victims: list[Victim]
+    done: bool
+
+
 class Tree(Protocol):
     """A radix tree of `capacity` tokens with a Runtime that listens."""
 
@@ -34,7 +48,9 @@ class Tree(Protocol):
     capacity: int
     runtime: Runtime
 
-    def insert(self, tokens: Tokens, rid: str | None = None) -> None: ...
+    def insert(self, tokens: Tokens, rid: str | None = None) -> Inserted:
+        """Insert the whole pages of the sequence, by that request; not done where locks leave no room."""
+        ...
 
     def match(self, tokens: Tokens, rid: str | None = None) -> int:
         """Tokens found."""
@@ -46,8 +62,8 @@ class Tree(Protocol):
 
     def unlock(self, held: Any) -> None: ...
 
-    def evict(self, tokens: int) -> list[Tokens]:
-        """Free at least so many tokens if the tree can; the victims' full sequences, first to last."""
+    def evict(self, tokens: int) -> list[Victim]:
+        """Free at least so many tokens if the tree can; the victims, first to last."""
         ...
 
     def reset(self) -> None: ...
@@ -98,11 +114,13 @@ class SimulatedTree:
         self.runtime = Runtime(policy, page_size=page_size)
         self.tree = SimTree(self.runtime, page_size)
 
-    def insert(self, tokens: Tokens, rid: str | None = None) -> None:
+    def insert(self, tokens: Tokens, rid: str | None = None) -> Inserted:
         whole = len(tokens) - len(tokens) % self.page_size
-        self.evict(self.tree.used + whole - self.capacity)
-        if self.tree.used + whole <= self.capacity:
-            self.tree.insert(spans_of(tokens), len(tokens), rid=rid)
+        victims = self.evict(self.tree.used + whole - self.capacity)
+        if whole == 0 or self.tree.used + whole > self.capacity:
+            return Inserted(victims, False)
+        self.tree.insert(spans_of(tokens), len(tokens), rid=rid)
+        return Inserted(victims, True)
 
     def match(self, tokens: Tokens, rid: str | None = None) -> int:
         found = self.tree.match(spans_of(tokens), len(tokens))
@@ -118,14 +136,15 @@ class SimulatedTree:
     def unlock(self, held: Any) -> None:
         self.tree.unlock(held)
 
-    def evict(self, tokens: int) -> list[Tokens]:
-        victims, freed = [], 0
+    def evict(self, tokens: int) -> list[Victim]:
+        victims: list[Victim] = []
+        freed = 0
         with self.runtime.evicting() as drain:
             while freed < tokens:
                 node = drain.next()
                 if node is None:
                     break
-                victims.append(self._sequence(node.id))
+                victims.append(Victim(self._sequence(node.id), node.start))
                 freed += self.tree.evict(node.id)
         return victims
 
@@ -218,14 +237,15 @@ class SglangTree:
         self.bridge = getattr(self.core, "scout", None)
         if self.bridge is not None:
             self.runtime = self.bridge.runtime
-        self.victims: list[Tokens] = []
+        self.victims: list[Victim] = []
         self._watch()
 
     def _watch(self) -> None:
         evict = self.core.evict_device_leaf
 
         def watched(node_id: int, is_write_back: bool) -> Any:
-            self.victims.append(self.sequence(node_id))
+            sequence = self.sequence(node_id)
+            self.victims.append(Victim(sequence, len(sequence) - len(self.core.node_by_id(node_id).key)))
             return evict(node_id, is_write_back)
 
         self.core.evict_device_leaf = watched
@@ -235,20 +255,20 @@ class SglangTree:
 
         return RadixKey(array("q", tokens))
 
-    def insert(self, tokens: Tokens, rid: str | None = None) -> None:
+    def insert(self, tokens: Tokens, rid: str | None = None) -> Inserted:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
         whole = len(tokens) - len(tokens) % self.page_size
-        if self.pool.available_size() < whole:
-            self.evict(whole - self.pool.available_size())
+        victims = self.evict(whole - self.pool.available_size())
         if whole == 0 or self.pool.available_size() < whole:
-            return
+            return Inserted(victims, False)
         if self.bridge is not None:
             self.bridge.inserting = rid
         self.cache.insert(InsertParams(key=self.key(tokens[:whole]), value=self.pool.alloc(whole)))
         if self.bridge is not None:
             self.bridge.inserting = None
         self.settle()
+        return Inserted(victims, True)
 
     def lookup(self, tokens: Tokens, rid: str | None = None) -> Any:
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -265,7 +285,7 @@ class SglangTree:
     def unlock(self, held: Any) -> None:
         self.cache.unlock(held)
 
-    def evict(self, tokens: int) -> list[Tokens]:
+    def evict(self, tokens: int) -> list[Victim]:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         self.victims.clear()

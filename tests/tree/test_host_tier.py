@@ -1,0 +1,138 @@
+"""The mirror with HiCache's host tier: demotion, load-back, host eviction, prefetched nodes."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from launch.command import HOST_TIER_MIN_FREE_GIB, available_memory_gib
+from tests.tree.conformance import BLOCK, arrive, blocks
+from tests.tree.trees import SglangTree, Tokens, assert_mirror
+
+pytest.importorskip("sglang")
+pytestmark = pytest.mark.skipif(
+    available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB of free memory"
+)
+
+PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16])
+
+
+@PAGE_SIZES
+def test_demoted_and_loaded_back(page_size: int) -> None:
+    tree = SglangTree(page_size, 256, host_tokens=512)
+    arrive(tree, "r1", blocks(0, 1), "planner", "s1")
+    tree.match(blocks(0, 1), "r1")
+    tree.insert(blocks(0, 1), "r1")
+    assert_mirror(tree)
+    tree.evict(2 * BLOCK)
+    assert_mirror(tree)
+    (node,) = (tree.runtime.world.nodes[i] for i in tree.truth())
+    assert not node.resident and node.session >= 0
+    assert tree.load_back(blocks(0, 1))
+    assert_mirror(tree)
+    assert node.resident and tree.match(blocks(0, 1)) == 2 * BLOCK
+
+
+@PAGE_SIZES
+def test_a_demoted_node_that_is_computed_again_is_restored(page_size: int) -> None:
+    tree = SglangTree(page_size, 256, host_tokens=512)
+    tree.insert(blocks(0, 1))
+    tree.evict(2 * BLOCK)
+    tree.insert(blocks(0, 1, 2))
+    assert_mirror(tree)
+    assert all(n.resident for n in tree.truth().values())
+
+
+@PAGE_SIZES
+def test_a_match_splits_a_demoted_node(page_size: int) -> None:
+    tree = SglangTree(page_size, 256, host_tokens=512)
+    tree.insert(blocks(0, 1))
+    tree.evict(2 * BLOCK)
+    tree.match(blocks(0, 7))
+    assert_mirror(tree)
+    assert len(tree.truth()) == 2 and not any(n.resident for n in tree.truth().values())
+
+
+@PAGE_SIZES
+def test_host_eviction_removes_by_score(page_size: int) -> None:
+    tree = SglangTree(page_size, 256, host_tokens=512)
+    for number in range(6):
+        tree.insert(blocks(number))
+    tree.evict(6 * BLOCK)
+    assert len(tree.truth()) == 6
+    assert tree.bridge is not None
+    before = tree.bridge.counters["host_calls"]
+    tree.cache.evict_host(2 * BLOCK)
+    assert_mirror(tree)
+    assert tree.bridge.counters["host_calls"] == before + 1
+    assert {tree.sequence(i) for i in tree.truth()} == {blocks(n) for n in range(2, 6)}
+
+
+@PAGE_SIZES
+def test_nodes_that_storage_prefetched(page_size: int) -> None:
+    tree = SglangTree(page_size, 256, host_tokens=512)
+    tree.insert(blocks(0))
+    tree.settle()
+    (parent,) = tree.truth()
+    host = tree.cache.cache_controller.mem_pool_host.alloc(2 * BLOCK)
+    tree.core.insert_host(parent, tree.key(blocks(1, 2)), host, ["h"] * (2 * BLOCK // page_size))
+    assert_mirror(tree)
+    assert sorted(n.resident for n in tree.truth().values()) == [False, True]
+    assert tree.runtime.world.nodes[parent].children == 0
+    assert tree.load_back(blocks(0, 1, 2))
+    assert_mirror(tree)
+
+
+class HostMachine(RuleBasedStateMachine):
+    """Random operations on a device tier of 256 and a host tier of 320 tokens; the mirror is exact after each."""
+
+    sequences = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(0, BLOCK - 1)).map(
+        lambda drawn: blocks(*drawn[0])[: BLOCK * len(drawn[0]) - drawn[1]]
+    )
+
+    @initialize(page_size=st.sampled_from([1, 16]), write_policy=st.sampled_from(["write_through", "write_back"]))
+    def build(self, page_size: int, write_policy: str) -> None:
+        self.tree = SglangTree(page_size, 256, host_tokens=320, write_policy=write_policy)
+        self.held: list[object] = []
+
+    @rule(tokens=sequences)
+    def insert(self, tokens: Tokens) -> None:
+        self.tree.insert(tokens)
+        assert_mirror(self.tree)
+
+    @rule(tokens=sequences)
+    def match(self, tokens: Tokens) -> None:
+        self.tree.match(tokens)
+        assert_mirror(self.tree)
+
+    @rule(tokens=st.integers(1, 160))
+    def evict(self, tokens: int) -> None:
+        self.tree.evict(tokens)
+        assert_mirror(self.tree)
+
+    @rule(tokens=sequences)
+    def load_back(self, tokens: Tokens) -> None:
+        self.tree.load_back(tokens)
+        assert_mirror(self.tree)
+
+    @rule(tokens=st.integers(1, 96))
+    def evict_host(self, tokens: int) -> None:
+        self.tree.cache.evict_host(tokens)
+        assert_mirror(self.tree)
+
+    @rule(tokens=sequences)
+    def lock(self, tokens: Tokens) -> None:
+        self.held.append(self.tree.lock(tokens))
+        assert_mirror(self.tree)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        self.tree.unlock(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+        assert_mirror(self.tree)
+
+
+HostMachine.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestHostMachine = HostMachine.TestCase

@@ -1,0 +1,113 @@
+"""SGLang's real `UnifiedRadixCache` on our tree core: the conformance suite, and LRU's own choices side by side."""
+
+import random
+
+import pytest
+
+from radix_policy.events import RequestFinished, SessionClosed, Tick
+from tests.tree.conformance import Conformance, arrive, blocks, machine
+from tests.tree.trees import SglangTree, Tokens, Victim, assert_mirror
+
+pytest.importorskip("sglang")
+
+
+class TestSglangTree(Conformance):
+    def make(self, page_size: int, capacity: int = 256, policy: str = "scout") -> SglangTree:
+        return SglangTree(page_size, capacity, policy)
+
+
+TestSglangMachine = machine(SglangTree).TestCase
+TestSglangMachineCacheScout = machine(lambda **kw: SglangTree(policy="cachescout", **kw), examples=8).TestCase
+
+
+def test_our_core_and_strategy_are_in_place() -> None:
+    tree = SglangTree()
+    assert type(tree.core).__name__ == "ScoutTreeCore"
+    assert type(tree.core.eviction_strategy).__name__ == "ScoutStrategy"
+    cached = SglangTree(policy="cachescout")
+    assert type(cached.core.eviction_strategy).__name__ == "CacheScoutStrategy"
+
+
+def test_priority_is_score_then_stamp_then_id() -> None:
+    tree = SglangTree()
+    tree.insert(blocks(0))
+    (node,) = tree.nodes()
+    assert tree.core.eviction_strategy.get_priority(node) == (0.0, node.last_access_time, node.id)
+
+
+def random_sequence(rng: random.Random) -> Tokens:
+    tokens = blocks(*(rng.randint(0, 2) for _ in range(rng.randint(1, 5))))
+    return tokens[: rng.randint(1, len(tokens))]
+
+
+class RustLru(SglangTree):
+    """Stock SGLang's default. The Rust core shows no nodes, so its victims show only in what is left."""
+
+    def __init__(self, page_size: int, capacity: int) -> None:
+        super().__init__(page_size, capacity, policy="lru", core="rust")
+
+    def _watch(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("stock", ["python", "rust"])
+def test_with_one_agent_and_no_evidence_victims_are_lrus(page_size: int, stock: str) -> None:
+    ours = SglangTree(page_size, 512)
+    lru = RustLru(page_size, 512) if stock == "rust" else SglangTree(page_size, 512, policy="lru", core="python")
+    rng, evicted = random.Random(7 + page_size), 0
+
+    def agree(mine: list[Victim], theirs: list[Victim]) -> int:
+        assert stock == "rust" or mine == theirs
+        assert ours.pool.available_size() == lru.pool.available_size()
+        return len(mine)
+
+    for number in range(400):
+        tokens = random_sequence(rng)
+        what = rng.random()
+        ours.runtime.observe(Tick(number, number / 10))
+        if what < 0.5:
+            rid = f"r{number}"
+            arrive(ours, rid, tokens, "only")
+            assert ours.match(tokens, rid) == lru.match(tokens)
+            mine, theirs = ours.insert(tokens, rid), lru.insert(tokens)
+            assert mine.done == theirs.done
+            evicted += agree(mine.victims, theirs.victims)
+            ours.runtime.observe(RequestFinished(rid))
+        elif what < 0.8:
+            assert ours.match(tokens) == lru.match(tokens)
+        else:
+            need = rng.randint(1, 100)
+            evicted += agree(ours.evict(need), lru.evict(need))
+    assert evicted > 50
+    assert_mirror(ours)
+
+
+@pytest.mark.parametrize("policy", ["scout", "cachescout"])
+def test_locked_requests_are_never_victims(policy: str) -> None:
+    tree = SglangTree(policy=policy)
+    for number in range(8):
+        tree.insert(blocks(number))
+    held = [tree.lock(blocks(n)) for n in (1, 4)]
+    gone = {v.sequence for v in tree.evict(10_000)}
+    assert gone == {blocks(n) for n in range(8) if n not in (1, 4)}
+    for lock in held:
+        tree.unlock(lock)
+    assert_mirror(tree)
+
+
+def test_a_finished_session_goes_before_older_live_ones() -> None:
+    tree = SglangTree()
+    for number, session in enumerate(["alive", "over"]):
+        for turn in range(3):
+            rid = f"{session}{turn}"
+            prompt = blocks(10 * number, *range(10 * number + 1, 10 * number + 2 + turn))
+            arrive(tree, rid, prompt, "planner", session)
+            tree.match(prompt, rid)
+            tree.insert(prompt, rid)
+            tree.runtime.observe(Tick(number * 10 + turn, float(number * 10 + turn)))
+            tree.runtime.observe(RequestFinished(rid))
+    tree.runtime.observe(SessionClosed("over"))
+    first = tree.evict(1)
+    assert first[0].sequence[:16] == blocks(10), "LRU would take the older session's leaf"
+    assert_mirror(tree)
