@@ -6,8 +6,9 @@ so only the oldest leaf of each class can be the next victim:
     victim = argmin over classes of (score(head), head.stamp, head.id)
 
 Each class is a heap of (stamp, id) with lazy deletion. An eviction call costs O(classes + victims x log), not
-O(leaves): a `Drain` scores every class once and then works on a heap of heads. The reference twin in the tests
-scores every leaf and sorts.
+O(leaves): a `Drain` scores every class once and then works on a heap of heads. A leaf without a class stands alone and
+is scored at every call; it costs one dictionary entry to file. The reference twin in the tests scores every leaf and
+sorts.
 """
 
 import heapq
@@ -34,7 +35,8 @@ class LeafIndex:
         self._class_of = class_of
         self._score = score
         self._classes: dict[Hashable, _LeafClass] = {}
-        self._filed: dict[NodeId, tuple[Hashable, float, Node]] = {}
+        self._alone: dict[NodeId, Node] = {}
+        self._filed: dict[NodeId, tuple[Hashable | None, float, Node]] = {}
         self._drain: Drain | None = None
 
     def __len__(self) -> int:
@@ -46,38 +48,41 @@ class LeafIndex:
     @property
     def classes(self) -> int:
         """Classes that hold a leaf."""
-        return len(self._classes)
+        return len(self._classes) + len(self._alone)
 
     def clear(self) -> None:
         """Forget every leaf."""
         self._classes.clear()
+        self._alone.clear()
         self._filed.clear()
         self._drain = None
 
     def file(self, node: Node, is_leaf: bool = True) -> None:
         """The node is a leaf now (its class and stamp may have changed), or it is none any more."""
-        old = self._filed.get(node.id)
+        node_id = node.id
+        old = self._filed.get(node_id)
         if not is_leaf:
             if old is not None:
-                self._unfile(node.id, old[0])
+                self._unfile(node_id, old[0])
             return
         key = self._class_of(node)
-        if key is None:
-            key = ("alone", node.id)
         stamp = node.stamp
         if old is not None:
             if old[0] == key and old[1] == stamp:
                 return
-            self._unfile(node.id, old[0])
-        leaves = self._classes.get(key)
-        if leaves is None:
-            leaves = self._classes[key] = _LeafClass()
-        elif len(leaves.heap) > 2 * leaves.live + _SLACK:
-            leaves.heap = [e for e in leaves.heap if self._is_live(key, e)]
-            heapq.heapify(leaves.heap)
-        heapq.heappush(leaves.heap, (stamp, node.id))
-        leaves.live += 1
-        self._filed[node.id] = (key, stamp, node)
+            self._unfile(node_id, old[0])
+        if key is None:
+            self._alone[node_id] = node
+        else:
+            leaves = self._classes.get(key)
+            if leaves is None:
+                leaves = self._classes[key] = _LeafClass()
+            elif len(leaves.heap) > 2 * leaves.live + _SLACK:
+                leaves.heap = [e for e in leaves.heap if self._is_live(key, e)]
+                heapq.heapify(leaves.heap)
+            heapq.heappush(leaves.heap, (stamp, node_id))
+            leaves.live += 1
+        self._filed[node_id] = (key, stamp, node)
         if self._drain is not None:
             self._drain.push(key, node)
 
@@ -96,19 +101,22 @@ class LeafIndex:
     def oldest(self) -> Node | None:
         """LRU's victim: the leaf with the lowest (stamp, id) of all."""
         heads = [h for key in self._classes if (h := self.head(key)) is not None]
-        return min(heads, key=lambda n: (n.stamp, n.id), default=None)
+        return min([*heads, *self._alone.values()], key=lambda n: (n.stamp, n.id), default=None)
 
     def drain(self) -> "Drain":
         """Begin an eviction call; scores are fixed until the next drain begins."""
-        self._drain = Drain(self, list(self._classes), self._score)
+        self._drain = Drain(self, list(self._classes), list(self._alone.values()), self._score)
         return self._drain
 
-    def _is_live(self, key: Hashable, entry: tuple[float, NodeId]) -> bool:
+    def _is_live(self, key: Hashable | None, entry: tuple[float, NodeId]) -> bool:
         filed = self._filed.get(entry[1])
         return filed is not None and filed[1] == entry[0] and filed[0] == key
 
-    def _unfile(self, node: NodeId, key: Hashable) -> None:
+    def _unfile(self, node: NodeId, key: Hashable | None) -> None:
         del self._filed[node]
+        if key is None:
+            del self._alone[node]
+            return
         leaves = self._classes[key]
         leaves.live -= 1
         if leaves.live == 0:
@@ -118,18 +126,22 @@ class LeafIndex:
 class Drain:
     """One eviction call: hands out victims, best first, and takes in leaves that appear on the way."""
 
-    def __init__(self, index: LeafIndex, keys: list[Hashable], score: Callable[[Node], float]) -> None:
+    def __init__(
+        self, index: LeafIndex, keys: list[Hashable], alone: list[Node], score: Callable[[Node], float]
+    ) -> None:
         self._index = index
         self._score = score
         self._scores: dict[Hashable, float] = {}
-        self._heap: list[tuple[float, float, NodeId, Hashable]] = []
+        self._heap: list[tuple[float, float, NodeId, Hashable | None]] = [
+            (score(node), node.stamp, node.id, None) for node in alone
+        ]
         for key in keys:
             head = index.head(key)
             if head is not None:
                 self._heap.append(self._entry(key, head))
         heapq.heapify(self._heap)
 
-    def push(self, key: Hashable, node: Node) -> None:
+    def push(self, key: Hashable | None, node: Node) -> None:
         """A leaf was filed while draining."""
         heapq.heappush(self._heap, self._entry(key, node))
 
@@ -141,7 +153,7 @@ class Drain:
             if index._is_live(key, (stamp, node_id)):
                 return index._filed[node_id][2]
             heapq.heappop(heap)
-            head = index.head(key)
+            head = index.head(key) if key is not None else None
             if head is not None:
                 heapq.heappush(heap, self._entry(key, head))
         return None
@@ -151,7 +163,9 @@ class Drain:
         if self._index._drain is self:
             self._index._drain = None
 
-    def _entry(self, key: Hashable, node: Node) -> tuple[float, float, NodeId, Hashable]:
+    def _entry(self, key: Hashable | None, node: Node) -> tuple[float, float, NodeId, Hashable | None]:
+        if key is None:
+            return (self._score(node), node.stamp, node.id, None)
         score = self._scores.get(key)
         if score is None:
             score = self._scores[key] = self._score(node)

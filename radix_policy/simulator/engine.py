@@ -167,8 +167,9 @@ class Engine:
         prompt = run.prompt - run.prompt % page
         kv = run.kv - run.kv % page
         held = run.at.node
-        at = tree.insert(run.spans, kv, run.at, prompt, run.rid)
-        if 0 < prompt < kv:
+        split_off = 0 < prompt < kv
+        at = tree.insert(run.spans, kv, run.at, prompt, run.rid, again=split_off)
+        if split_off:
             tree.insert(run.spans, prompt, run.at, prompt, run.rid)
         self.private -= run.private
         run.private = 0

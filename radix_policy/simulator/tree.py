@@ -112,12 +112,19 @@ class SimTree:
         return Cursor(node, pos, i, off)
 
     def insert(
-        self, spans: Spans, end: int, start: Cursor | None = None, counted_from: int = 0, rid: str | None = None
+        self,
+        spans: Spans,
+        end: int,
+        start: Cursor | None = None,
+        counted_from: int = 0,
+        rid: str | None = None,
+        again: bool = False,
     ) -> Cursor:
         """Insert the first `end` tokens (cut down to whole pages). Returns where they end in the tree.
 
         `start` names a node on the path that the caller holds locked (it may have been split since). Nodes that end
-        past `counted_from` count the insert (SGLang's `inserted_len`).
+        past `counted_from` count the insert (SGLang's `inserted_len`). `again`: another insert walks over the path to
+        `start` next, so its stamps are told then.
         """
         end -= end % self.page_size
         clock = self._clock + 1.0  # the root's own stamp
@@ -132,6 +139,9 @@ class SimTree:
             while walk is not root:
                 path.append(walk)
                 walk = walk.parent  # type: ignore[assignment]
+            if again:
+                clock += len(path)
+                path.clear()
             for walk in reversed(path):
                 walk.stamp = clock
                 touched(walk.id, clock)
