@@ -1,18 +1,21 @@
 """Who is calling: the agent and the session of a request.
 
-A tag that the client sent wins. Else the agent is a fingerprint of a fixed window of the prompt, as in CacheScout
-(section 4: skip the chat template, take the next blocks), and the session is unknown. Unknown is a proper answer:
-it gets LRU treatment. Namespace (extra_key, cache_salt, LoRA) is part of every identity.
+A tag that the client sent wins. What it leaves open is learned from tokens: the agent from where prompts of different
+sessions part (radix_policy.anchors), the session from what the prompt continues (radix_policy.lineage). Unknown is a
+proper answer: it gets LRU treatment. Namespace (extra_key, cache_salt, LoRA) is part of every identity.
 
-State is capped: agents beyond `max_agents` share the id POOLED and are not told apart.
+State is capped: agents beyond `max_agents` share the id POOLED and are not told apart; a learned agent whose anchor
+was forgotten leaves its id to a new one.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from radix_policy.anchors import LEARNED, AnchorForest, Node
 from radix_policy.config import key
 from radix_policy.events import Prompt, Tag
+from radix_policy.lineage import Sessions
 from radix_policy.nodes import UNKNOWN
 
 POOLED = 0  # every agent beyond the cap
@@ -26,6 +29,7 @@ class Identity(NamedTuple):
     session: str | None
     namespace: str
     tagged: bool  # the agent came from the client, not from tokens
+    anchor_tokens: int = 0  # tokens at the start of the prompt that are the learned anchor's; 0: none is known
 
 
 class TagError(ValueError):
@@ -64,8 +68,28 @@ def parse_tag(params: Any, session_id: Any = None) -> Tag | None:
 class IdentityConfig:
     """Keys of the identity part."""
 
-    fingerprint_skip: int = key(64, "prompt tokens skipped before the fingerprint window", low=0, unit="tokens")
-    fingerprint_take: int = key(64, "tokens in the fingerprint window; 0 turns it off", low=0, unit="tokens")
+    identity: str = key(
+        "learned",
+        "who is calling: tags and what tokens tell (learned), tags and a fixed window as in CacheScout (window), "
+        "tags alone (tags), nobody (off)",
+        choices=("learned", "window", "tags", "off"),
+    )
+    anchor_forks: int = key(
+        3, "different continuations that make a shared prefix an agent's anchor", low=2, high=1024, unit="sessions"
+    )
+    anchor_window: int = key(
+        32768, "start of a prompt in which anchors are looked for", low=64, high=1048576, unit="tokens"
+    )
+    session_window: int = key(
+        64, "tokens behind an anchor that are kept to tell its sessions apart", low=16, high=4096, unit="tokens"
+    )
+    identity_threads: int = key(
+        4096, "recent prompts kept apart while learning; the oldest go first", low=16, high=1048576, unit="prompts"
+    )
+    fingerprint_skip: int = key(
+        64, "identity window: prompt tokens skipped before the fingerprint", low=0, unit="tokens"
+    )
+    fingerprint_take: int = key(64, "identity window: tokens in the fingerprint; 0: no agent", low=0, unit="tokens")
     max_agents: int = key(64, "agents told apart; the rest share one pooled identity", low=1, high=1024, unit="agents")
 
 
@@ -76,21 +100,34 @@ class AgentTable:
         self.cap = cap
         self._ids: dict[tuple[str, str], int] = {}
         self._names: list[tuple[str, str]] = [("", "(pooled)")]
+        self._free: dict[int, None] = {}  # ids whose agent is forgotten, the one forgotten first in front
 
     def __len__(self) -> int:
         """Ids in use, POOLED included."""
         return len(self._names)
 
     def intern(self, namespace: str, name: str) -> int:
-        """The agent's id; POOLED when the table is full and the name is new."""
+        """The agent's id; POOLED when the table is full, nobody in it is forgotten and the name is new."""
         known = self._ids.get((namespace, name))
         if known is not None:
+            self._free.pop(known, None)
             return known
         if len(self._ids) >= self.cap:
-            return POOLED
+            if not self._free:
+                return POOLED
+            agent = next(iter(self._free))
+            del self._free[agent]
+            del self._ids[self._names[agent]]
+            self._ids[namespace, name], self._names[agent] = agent, (namespace, name)
+            return agent
         self._ids[namespace, name] = len(self._names)
         self._names.append((namespace, name))
         return len(self._names) - 1
+
+    def release(self, agent: int) -> None:
+        """A learned agent is forgotten: another may have its id once the table is full."""
+        if agent > POOLED and self._names[agent][1].startswith(LEARNED):
+            self._free[agent] = None
 
     def find(self, namespace: str, name: str) -> int:
         """The agent's id, or UNKNOWN when it was never seen."""
@@ -105,19 +142,62 @@ class AgentTable:
         return "" if agent < 0 else self._names[agent][0]
 
 
+_TOKENS_PER_THREAD = 256  # tokens kept at most, on average over all threads
+
+
 class Identifier:
-    """Resolves requests to identities. `resolve` mutates only the agent table."""
+    """Resolves requests to identities. What it knows is changed by `resolve` alone."""
 
     def __init__(self, config: IdentityConfig) -> None:
         self.config = config
         self.agents = AgentTable(config.max_agents)
+        self.anchors = AnchorForest(
+            self.agents.intern,
+            self.agents.release,
+            window=config.anchor_window,
+            forks=config.anchor_forks,
+            tail=config.session_window,
+            leaves=config.identity_threads,
+            budget=max(config.identity_threads * _TOKENS_PER_THREAD, 4 * config.anchor_window),
+        )
+        self._anchor_of: dict[int, Node] = {}  # by agent: at most max_agents and POOLED
+        self._sessions = Sessions(self.anchors, 4 * config.identity_threads)
 
     def resolve(self, prompt: Prompt, namespace: str, tag: Tag | None) -> Identity:
-        """The identity of one request, in O(window)."""
-        session = tag.session if tag is not None else None
-        if tag is not None and tag.agent is not None:
-            return Identity(self.agents.intern(namespace, "tag:" + tag.agent), session, namespace, True)
-        return Identity(self._fingerprint(prompt, namespace), session, namespace, False)
+        """The identity of one request. A prompt costs O(anchor_window) at most, and is learned from."""
+        mode = self.config.identity
+        if mode == "off":
+            return Identity(UNKNOWN, None, namespace, False)
+        agent, session, tagged = UNKNOWN, None, False
+        if tag is not None:
+            session = tag.session
+            if tag.agent is not None:
+                agent, tagged = self.agents.intern(namespace, "tag:" + tag.agent), True
+        if mode == "window" and not tagged:
+            agent = self._fingerprint(prompt, namespace)
+        if mode != "learned" or len(prompt) == 0:
+            return Identity(agent, session, namespace, tagged)
+        landing = self.anchors.walk(prompt, namespace, agent if agent > POOLED else None)
+        anchor = landing.anchor
+        if anchor is not None and anchor.agent is not None:
+            agent = agent if tagged else anchor.agent
+            self._anchor_of[agent] = anchor
+        if session is None:
+            session = self._sessions.resolve(prompt, namespace, landing, agent)
+        return Identity(agent, session, namespace, tagged, anchor.end if anchor is not None else 0)
+
+    def anchor(self, agent: int) -> Prompt | None:
+        """The tokens of the agent's learned anchor (part of every prompt of it), or None while there is none."""
+        node = self._anchor_of.get(agent)
+        return self.anchors.prefix(node) if node is not None and node.agent is not None else None
+
+    def canonical(self, agent: int) -> int:
+        """The id that the agent goes by now: two learned agents may turn out to be one."""
+        for _ in range(len(self.anchors.merged)):
+            if agent not in self.anchors.merged:
+                break
+            agent = self.anchors.merged[agent]
+        return agent
 
     def _fingerprint(self, prompt: Prompt, namespace: str) -> int:
         skip, take = self.config.fingerprint_skip, self.config.fingerprint_take

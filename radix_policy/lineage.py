@@ -1,0 +1,262 @@
+"""Sessions from tokens: which earlier call a prompt continues.
+
+A thread is what one agent sees of one session; a talk is a session: the threads of all its agents. In order:
+
+1. A prompt continues a thread when the thread's last prompt stands in it, except for an end of at most 1,024 tokens
+   that the agent may rewrite each time (`MARKS`: 16 tokens each, some way before the end).
+2. A prompt that repeats a thread's first one after the thread went on is a new session with the same task.
+3. A prompt that opens a thread belongs to the talk whose other agents' prompts go on with the same words after their
+   own anchors (group chat): found by rare runs of 8 tokens, so that anchors need not be cut at the same word.
+4. A prompt that agrees with a thread in all that is known of it, but continues it nowhere, is the same session when its
+   agent is known to rewrite its prompts, and a new one when the agent is known to append to them.
+5. Else it opens a session. With fewer than 4 tokens behind the anchor, the session is unknown.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from radix_policy.anchors import AnchorForest, Landing, Node
+from radix_policy.events import Prompt
+
+MARKS = (16, 160, 1024)  # tokens before a prompt's end at which a few of its tokens are kept
+_MARK = 16  # so many each time
+_SLACK = 16  # tokens at the end of a prompt that the next one need not repeat: the generation prompt
+_GRAM = 8  # tokens in a run by which talks are found
+_SPREAD = 16  # of so many runs in a row, one is kept
+_FEW = 4  # threads kept per leaf, and talks per run: the latest
+
+Mark = tuple[int, bytes]  # (tokens up to its end, the token ids as they lie in memory)
+
+
+class Talk:
+    """One session."""
+
+    __slots__ = ("key", "threads")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.threads: dict[int, Thread] = {}  # by agent, the latest of each
+
+
+class Thread:
+    """One agent's side of a session."""
+
+    __slots__ = ("calls", "first", "first_mark", "head", "last", "marks", "node", "talk")
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
+        self.calls = 0
+        self.first = 0  # tokens in the first prompt
+        self.first_mark: Mark | None = None
+        self.last = 0  # tokens in the latest prompt
+        self.marks: tuple[Mark, ...] = ()
+        self.node: Node | None = None  # the anchor that `head` stands behind
+        self.head: np.ndarray = _NOTHING  # the first tokens behind it
+
+
+_NOTHING = np.zeros(0, dtype=np.uint64)
+
+
+class Sessions:
+    """Infers the session of each call; state is bounded by the forest's leaves and by `cap` runs."""
+
+    def __init__(self, forest: AnchorForest, cap: int) -> None:
+        self._forest = forest
+        self._cap = cap
+        self._next = 0
+        self._runs: OrderedDict[tuple[str, int], list[tuple[Thread, int]]] = OrderedDict()
+
+    def resolve(self, prompt: Prompt, namespace: str, landing: Landing, agent: int) -> str | None:
+        """The session's key, or None."""
+        anchor = landing.anchor
+        start = anchor.end if anchor is not None else 0
+        if len(prompt) - start < 4 or landing.leaf.end <= start:
+            return None
+        thread = self._branched(prompt, landing, start) if landing.forked else self._landed(prompt, landing, start)
+        if thread is None:
+            self._next += 1
+            thread = Thread(Talk(f"~{self._next}"))
+        if anchor is not None and agent >= 0:
+            self._link(thread, prompt, namespace, anchor, agent)
+        threads = landing.leaf.threads
+        if not threads or threads[-1] is not thread:
+            if thread in threads:
+                threads.remove(thread)
+            threads.append(thread)
+            del threads[:-_FEW]
+        _note(thread, prompt, start)
+        return thread.talk.key
+
+    def _landed(self, prompt: Prompt, landing: Landing, start: int) -> Thread | None:
+        """The prompt agrees with all that its leaf holds, or ends inside it."""
+        anchor, threads = landing.anchor, landing.leaf.threads
+        if not threads:
+            return None
+        found, reach, again = None, 0, False
+        for thread in reversed(threads):
+            if _restarts(thread, prompt, landing.shared):
+                again = True
+                continue
+            at = _reach(thread, prompt)
+            if at == 0 and thread.last - _SLACK <= landing.shared <= start + self._forest.tail:
+                at = landing.shared  # short enough that the tree holds all of it
+            if at > reach:
+                found, reach = thread, at
+        if found is None and again:
+            return None
+        if anchor is None:
+            return found
+        if found is not None:
+            anchor.follows += 1
+            return found
+        anchor.breaks += 1
+        self._forest.deepen(landing.leaf, prompt, anchor)
+        return None if _appends(anchor) else threads[-1]
+
+    def _branched(self, prompt: Prompt, landing: Landing, start: int) -> Thread | None:
+        """The prompt left the known tree after `shared` tokens, beside the sibling's threads."""
+        at, sibling = landing.shared, landing.sibling
+        if sibling is None or at <= start:
+            return None
+        for thread in reversed(sibling.threads):
+            if _restarts(thread, prompt, at):
+                continue
+            if _reach(thread, prompt):
+                return thread
+            rest = thread.last - at
+            enough = at - start >= max(8, (thread.last - start) / 2)
+            if enough and (rest <= _SLACK or len(prompt) - at <= _SLACK):
+                return thread
+            if landing.anchor is not None and thread.calls == 1 and rest > 0 and _moved(sibling, prompt, at, rest):
+                return thread
+        return None
+
+    # ---- other agents' threads of the same talk ----
+
+    def _link(self, thread: Thread, prompt: Prompt, namespace: str, anchor: Node, agent: int) -> None:
+        tail = self._forest.tail
+        known = len(thread.head) if thread.node is anchor else 0
+        if known < min(tail, len(prompt) - anchor.end):
+            ids = prompt.ids(anchor.end, min(len(prompt), anchor.end + tail))
+            thread.node, thread.head = anchor, np.array(ids, dtype=np.uint64)
+            runs = _runs(thread.head)
+            if not any(other is not thread for other in thread.talk.threads.values()):
+                talk = self._search(thread, prompt, namespace, agent, runs)
+                if talk is not None:
+                    thread.talk = talk
+            for at, run in runs:
+                self._file(namespace, run, thread, at)
+        thread.talk.threads[agent] = thread
+
+    def _search(
+        self, thread: Thread, prompt: Prompt, namespace: str, agent: int, runs: list[tuple[int, int]]
+    ) -> Talk | None:
+        best, reach = None, -1
+        tried: list[Talk] = [thread.talk]
+        for at, run in runs:
+            for other, other_at in reversed(self._runs.get((namespace, run), ())):
+                talk = other.talk
+                if talk in tried or talk.threads.get(agent, thread) is not thread or other.node is None:
+                    continue
+                shift = at - other_at
+                if not _same_words(thread.head, other.head, at, shift):
+                    continue
+                tried.append(talk)
+                got = _reach(other, prompt, anchor_shift(thread, other) + shift)
+                if got == 0 and other.marks and _appends(other.node):
+                    continue  # the other went on differently: the same task, another session
+                if got > reach:
+                    best, reach = talk, got
+        return best
+
+    def _file(self, namespace: str, run: int, thread: Thread, at: int) -> None:
+        key = (namespace, run)
+        filed = self._runs.get(key)
+        if filed is None:
+            self._runs[key] = [(thread, at)]
+            if len(self._runs) > self._cap:
+                self._runs.popitem(last=False)
+            return
+        self._runs.move_to_end(key)
+        if all(other.talk is not thread.talk for other, _ in filed):
+            filed.append((thread, at))
+            del filed[:-_FEW]
+
+
+def anchor_shift(thread: Thread, other: Thread) -> int:
+    """How much later the thread's head starts in its prompt than the other's does in its own, in tokens."""
+    assert thread.node is not None and other.node is not None
+    return thread.node.end - other.node.end
+
+
+def _appends(anchor: Node) -> bool:
+    """Whether the agent's prompts are known to continue earlier ones."""
+    return anchor.follows >= 4 and anchor.breaks <= anchor.follows
+
+
+def _reach(thread: Thread, prompt: Prompt, shift: int = 0) -> int:
+    """Tokens up to which the prompt repeats the thread's latest one, shifted; 0 when it does so nowhere."""
+    for end, mark in thread.marks:
+        end += shift
+        if _MARK <= end <= len(prompt) and prompt.ids(end - _MARK, end).tobytes() == mark:
+            return end
+    return 0
+
+
+def _restarts(thread: Thread, prompt: Prompt, shared: int) -> bool:
+    """The prompt is the thread's first one again, although the thread went on."""
+    n = len(prompt)
+    if thread.last <= thread.first + 2 * _SLACK or abs(n - thread.first) > _SLACK:
+        return False
+    if thread.first_mark is None:
+        return shared >= n - _SLACK
+    end, mark = thread.first_mark
+    return end <= n and prompt.ids(end - _MARK, end).tobytes() == mark
+
+
+def _moved(sibling: Node, prompt: Prompt, at: int, rest: int) -> bool:
+    """What the sibling's prompt held after position `at` now ends this prompt: text was put in before it."""
+    assert sibling.edge is not None
+    start = len(prompt) - rest
+    if sibling.end - len(sibling.edge) != at or start <= at:
+        return False
+    end = sibling.edge.slice(0, min(rest, len(sibling.edge)))
+    return len(end) >= 12 and prompt.agree(end, start) == len(end)
+
+
+def _note(thread: Thread, prompt: Prompt, start: int) -> None:
+    n = len(prompt)
+    ends = [n - back for back in MARKS if n - back - _MARK >= start]
+    thread.marks = tuple((end, prompt.ids(end - _MARK, end).tobytes()) for end in ends)
+    if thread.calls == 0:
+        thread.first = n
+        thread.first_mark = thread.marks[0] if thread.marks else None
+    thread.calls += 1
+    thread.last = n
+
+
+def _runs(head: np.ndarray) -> list[tuple[int, int]]:
+    """(position, hash) of some runs of 8 tokens: of any 16 in a row, the one with the least hash, and the first."""
+    n = len(head) - _GRAM + 1
+    if n < 1:
+        return []
+    mixed = np.zeros(n, dtype=np.uint64)
+    for i in range(_GRAM):
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + head[i : i + n]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    values = mixed.tolist()
+    width = min(_SPREAD, n)
+    least = np.lib.stride_tricks.sliding_window_view(mixed, width).argmin(axis=1) + np.arange(n - width + 1)
+    return [(at, values[at]) for at in dict.fromkeys([0, *least.tolist()])]
+
+
+def _same_words(mine: np.ndarray, theirs: np.ndarray, at: int, shift: int) -> bool:
+    """Whether two heads agree around position `at`, theirs moved by `shift`, over half of the shorter one or more."""
+    low, high = max(0, shift), min(len(mine), len(theirs) + shift)
+    differ = np.flatnonzero(mine[low:high] != theirs[low - shift : high - shift]) + low
+    after = int(np.searchsorted(differ, at))
+    first = int(differ[after - 1]) + 1 if after else low
+    last = int(differ[after]) if after < len(differ) else high
+    return last - first >= max(_GRAM, min(len(mine), len(theirs)) // 2)
