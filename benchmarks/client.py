@@ -96,7 +96,7 @@ class Client:
             info = ServerInfo(
                 version=str(data.get("version", "unknown")),
                 policy=str(data.get("radix_eviction_policy") or "lru"),
-                policy_config=data.get("radix_eviction_policy_config"),
+                policy_config=_object(data.get("radix_eviction_policy_config")),
                 capacity_tokens=capacity,
                 page_size=int(data.get("page_size") or 1),
                 longest_prompt=int(data["max_req_input_len"]) if data.get("max_req_input_len") else None,
@@ -272,6 +272,16 @@ def _plain(error: BaseException) -> str:
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "the server closed the connection"
     return _one_line(str(error)) or type(error).__name__
+
+
+def _object(value: Any) -> Any:
+    """A configuration as an object, whether the server tells it as one or as JSON text; none when it is empty."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
+    return value or None
 
 
 def _command(value: Any) -> str:

@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from benchmarks.client import Client, ServerGone, ServerInfo
+from benchmarks.learned import learned
 from benchmarks.playback import Journal, Played, figures, play
 from benchmarks.results import Results, UsageError, progress
 from benchmarks.sources import Source
@@ -78,16 +79,6 @@ class Options:
     quiet: bool = False  # no progress bar
 
 
-@dataclass
-class Measured:
-    """A finished point, and what the server said about itself afterwards."""
-
-    point: dict[str, Any]
-    info: ServerInfo
-    calls: list[Played] = field(default_factory=list)
-    reused: bool = False  # it was in the result file already
-
-
 def identity(source: Source, info: ServerInfo, options: Options) -> dict[str, Any]:
     """The part of a point that says what was measured."""
     return {
@@ -111,8 +102,13 @@ async def model_of(url: str, options: Options) -> str:
             raise UsageError(str(error)) from None
 
 
-async def measure(url: str, source: Source, options: Options, results: PointResults) -> Measured:
-    """Play the source on the server at `url`. UsageError when it cannot be reached, ServerGone when it goes away."""
+async def measure(
+    url: str, source: Source, options: Options, results: PointResults, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Play the source on the server at `url`; returns the point, which is in `results` then, `extra` included.
+
+    UsageError when the server cannot be reached, ServerGone when it goes away.
+    """
     async with Client(url, api_key=options.api_key, silence_timeout_s=options.silence_timeout_s) as client:
         try:
             info = await client.info()
@@ -124,7 +120,7 @@ async def measure(url: str, source: Source, options: Options, results: PointResu
             progress(
                 f"{info.policy}, {info.capacity_tokens} tokens, C={options.concurrency}: already in {results.path}"
             )
-            return Measured(known, info, reused=True)
+            return known
         path = results.journal_path(named)
         if path is not None and not results.resumes:
             path.unlink(missing_ok=True)  # of a result file that is gone
@@ -145,9 +141,12 @@ async def measure(url: str, source: Source, options: Options, results: PointResu
             after = await client.info()
         finally:
             journal.close()
-        point = {**named, **figures(journal.progress), "server": after.record()}
+        point = {**named, **figures(journal.progress), "server": after.record(), **(extra or {})}
+        if after.scout:
+            point["scout"] = list(after.scout)
+            point["learned"] = learned(after.scout, journal.progress.calls, source.agents)
         results.add(point)
-        return Measured(point, after, list(journal.progress.calls))
+        return results.points[-1]
 
 
 async def _play(

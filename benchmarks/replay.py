@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     source = load(args, concurrency[0], tokenizer)
     results = PointResults("replay", args.argv, args.json, seed=args.seed, source=describe(source))
     try:
-        measured = run_stoppable(lambda: measure(url, source, options, results))
+        point = run_stoppable(lambda: measure(url, source, options, results))
     except ServerGone as error:
         return _stopped(args, f"{error}; {_kept(results)}", 1)
     except KeyboardInterrupt:
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     except Stopped as error:
         return _stopped(args, f"{error}; {_kept(results)}", 143)
     results.finish()
-    print(point_table([measured.point]))
-    for line in remarks(measured.point):
+    print(point_table([point]))
+    for line in remarks(point):
         print(line)
     return 0
 
