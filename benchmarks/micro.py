@@ -209,7 +209,8 @@ def core_points(policies: list[str], leaves: list[int], repeats: int) -> Iterato
                     score(node)
 
             yield _point("score", policy, populated, median_us(score_all, repeats, len(nodes)))
-            yield _point("evict", policy, populated, _evict_us(populated, repeats)) | {"victims": VICTIMS}
+            point = _point("evict", policy, populated, 0.0)
+            yield point | {"us": round(_evict_us(populated, repeats), 3), "victims": VICTIMS}
 
 
 def _observe_us(populated: Populated, path_nodes: int, identity: str, repeats: int) -> float:
