@@ -139,28 +139,28 @@ class AnchorForest:
 
         `agent`: an id that the client's own name for the agent has; an anchor found by this prompt takes it.
         """
-        node = self._roots.get(namespace)
-        if node is None:
-            node = self._roots[namespace] = self._node(None, None, 0)
-            self._spaces[node.seq] = namespace
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = self._node(None, None, 0)
+            self._spaces[root.seq] = namespace
+        node = root
         limit = min(len(prompt), self.window)
         path: list[Node] = []
         depth = 0
         forked = False
         sibling = None
         while depth < limit:
-            kid = node.kids.get(prompt.ids(depth, depth + 1)[0])
+            kid = node.kids.get(prompt.token(depth))
             if kid is None:
                 forked = node.edge is None or bool(node.kids) or node.agent is not None
                 sibling = self._latest(node) if node.kids else None
                 break
-            assert kid.edge is not None
-            n = min(prompt.agree(kid.edge, depth), limit - depth)
-            depth += n
-            if n < len(kid.edge):
+            start = depth
+            depth += prompt.agree(kid.edge, depth)
+            if depth < kid.end:
                 if depth < limit:
                     forked, sibling = True, self._latest(kid)
-                    node = self._split(kid, n)
+                    node = self._split(kid, depth - start)
                     path.append(node)
                 else:
                     node = kid  # the prompt ends inside this edge
@@ -168,10 +168,10 @@ class AnchorForest:
             node.recent = node = kid
             path.append(node)
         if forked:
-            for above in path:
+            for above in (root, *path):
                 if depth - above.end < NEAR:
                     above.forks += 1
-        anchor = self._decide(path, namespace, agent)
+        anchor = self._decide(path, root.forks - root.nested, namespace, agent)
         if forked:
             leaf = self._sprout(node, prompt, depth, limit, anchor)
         else:
@@ -196,13 +196,14 @@ class AnchorForest:
 
     # ---- anchors ----
 
-    def _decide(self, path: list[Node], namespace: str, named: int | None) -> Node | None:
+    def _decide(self, path: list[Node], top: int, namespace: str, named: int | None) -> Node | None:
+        """The deepest anchor on the path. `top`: continuations at the root, which is nobody's anchor."""
         best: Node | None = None
-        top = 0
         fallen: list[Node] = []
         for node in path:
             own = node.forks - node.nested
-            if own >= self.forks and (best is None or (node.end - best.end >= NEAR and own >= min(STRONG, top / 2))):
+            apart = best is None or node.end - best.end >= NEAR
+            if own >= self.forks and own >= min(STRONG, top / 2) and apart:
                 if best is not None and best.agent == node.agent is not None and own >= STRONG:
                     self._dismiss(best)  # the two are agents in their own right: the deeper one keeps the id
                     self._promote(best, self._intern(namespace, self._name(best)), path)
@@ -306,7 +307,7 @@ class AnchorForest:
         keep = self._keep(anchor, node)
         stop = min(limit, keep if keep > depth else depth + self.tail)
         leaf = self._node(node, prompt.slice(depth, stop), stop)
-        node.kids[prompt.ids(depth, depth + 1)[0]] = node.recent = leaf
+        node.kids[prompt.token(depth)] = node.recent = leaf
         self._leaves.pop(node.seq, None)
         self.tokens += stop - depth
         return leaf
@@ -391,4 +392,4 @@ class AnchorForest:
 
 
 def _first(edge: Prompt) -> int:
-    return edge.ids(0, 1)[0]
+    return edge.token(0)

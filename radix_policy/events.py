@@ -24,6 +24,10 @@ class Prompt(Protocol):
         """A stable hash of tokens [start, stop), the same on every rank and in every process; 0 <= start <= stop."""
         ...
 
+    def token(self, at: int) -> int:
+        """The token id at a position; IndexError past the end."""
+        ...
+
     def ids(self, start: int, stop: int) -> "array[int]":
         """The token ids of [start, stop)."""
         ...

@@ -6,7 +6,7 @@ A thread is what one agent sees of one session; a talk is a session: the threads
    that the agent may rewrite each time (`MARKS`: 16 tokens each, some way before the end).
 2. A prompt that repeats a thread's first one after the thread went on is a new session with the same task.
 3. A prompt that opens a thread belongs to the talk whose other agents' prompts go on with the same words after their
-   own anchors (group chat): found by rare runs of 8 tokens, so that anchors need not be cut at the same word.
+   own anchors (group chat): found by runs of 8 tokens, so that anchors need not be cut at the same word.
 4. A prompt that agrees with a thread in all that is known of it, but continues it nowhere, is the same session when its
    agent is known to rewrite its prompts, and a new one when the agent is known to append to them.
 5. Else it opens a session. With fewer than 4 tokens behind the anchor, the session is unknown.
@@ -23,7 +23,7 @@ MARKS = (16, 160, 1024)  # tokens before a prompt's end at which a few of its to
 _MARK = 16  # so many each time
 _SLACK = 16  # tokens at the end of a prompt that the next one need not repeat: the generation prompt
 _GRAM = 8  # tokens in a run by which talks are found
-_SPREAD = 16  # of so many runs in a row, one is kept
+_SPREAD = 8  # one run in so many is kept
 _FEW = 4  # threads kept per leaf, and talks per run: the latest
 
 Mark = tuple[int, bytes]  # (tokens up to its end, the token ids as they lie in memory)
@@ -56,6 +56,9 @@ class Thread:
 
 
 _NOTHING = np.zeros(0, dtype=np.uint64)
+_POWERS = np.array([pow(0x9E3779B97F4A7C15, i, 1 << 64) for i in range(_GRAM)], dtype=np.uint64)
+_SHIFT, _FACTOR = np.uint64(29), np.uint64(0xBF58476D1CE4E5B9)
+_TOP = np.uint64(64 - _SPREAD.bit_length() + 1)
 
 
 class Sessions:
@@ -237,19 +240,15 @@ def _note(thread: Thread, prompt: Prompt, start: int) -> None:
 
 
 def _runs(head: np.ndarray) -> list[tuple[int, int]]:
-    """(position, hash) of some runs of 8 tokens: of any 16 in a row, the one with the least hash, and the first."""
-    n = len(head) - _GRAM + 1
-    if n < 1:
+    """(position, hash) of the first run of 8 tokens and of every eighth other, chosen by their hashes."""
+    if len(head) < _GRAM:
         return []
-    mixed = np.zeros(n, dtype=np.uint64)
-    for i in range(_GRAM):
-        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + head[i : i + n]
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    values = mixed.tolist()
-    width = min(_SPREAD, n)
-    least = np.lib.stride_tricks.sliding_window_view(mixed, width).argmin(axis=1) + np.arange(n - width + 1)
-    return [(at, values[at]) for at in dict.fromkeys([0, *least.tolist()])]
+    mixed = np.convolve(head, _POWERS, "valid")
+    mixed ^= mixed >> _SHIFT
+    mixed *= _FACTOR
+    chosen = [0, *np.flatnonzero(mixed[1:] >> _TOP == 0).tolist()]
+    chosen[1:] = [at + 1 for at in chosen[1:]]
+    return list(zip(chosen, mixed[chosen].tolist()))
 
 
 def _same_words(mine: np.ndarray, theirs: np.ndarray, at: int, shift: int) -> bool:

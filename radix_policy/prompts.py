@@ -13,7 +13,7 @@ import numpy as np
 
 Span = tuple[int, int]  # (first token id, count >= 1)
 Spans = tuple[Span, ...]
-_SHORT = 256  # tokens up to which two array slices compare faster than numpy views do
+_SHORT = 1024  # tokens up to which two array slices compare faster than numpy views do
 
 
 class TokenPrompt:
@@ -33,6 +33,10 @@ class TokenPrompt:
         data = part if isinstance(part, array) and part.typecode == "q" else array("q", part)
         return int.from_bytes(blake2b(data.tobytes(), digest_size=8).digest(), "little")
 
+    def token(self, at: int) -> int:
+        """The token id at a position."""
+        return self.tokens[at]
+
     def ids(self, start: int, stop: int) -> "array[int]":
         """The token ids of [start, stop)."""
         part = self.tokens[start:stop]
@@ -48,12 +52,12 @@ class TokenPrompt:
 
     def agree(self, other: "TokenPrompt", at: int) -> int:
         """How many of the first tokens of `other` stand in this prompt from position `at` on."""
-        n = max(0, min(len(other), len(self) - at))
-        if n <= _SHORT:
-            mine, theirs = self.ids(at, at + n), other.ids(0, n)
-            if mine == theirs:
-                return n
-            return next(i for i in range(n) if mine[i] != theirs[i])
+        tokens, wanted = self.tokens, other.tokens
+        n = min(len(wanted), len(tokens) - at)
+        if n <= 0:
+            return 0
+        if n <= _SHORT and tokens[at : at + n] == (wanted if n == len(wanted) else wanted[:n]):
+            return n
         same = _view(self.tokens, at, at + n) == _view(other.tokens, 0, n)
         return n if same.all() else int(same.argmin())
 
@@ -74,6 +78,14 @@ class SpanPrompt:
         """A hash of the canonical spans of [start, stop)."""
         data = array("q", [x for span in cut(self.spans, start, stop) for x in span])
         return int.from_bytes(blake2b(data.tobytes(), digest_size=8).digest(), "little")
+
+    def token(self, at: int) -> int:
+        """The token id at a position."""
+        for first, count in self.spans:
+            if at < count:
+                return first + at
+            at -= count
+        raise IndexError(at)
 
     def ids(self, start: int, stop: int) -> "array[int]":
         """The token ids of [start, stop)."""
