@@ -68,6 +68,10 @@ class Tree(Protocol):
 
     def reset(self) -> None: ...
 
+    def root(self) -> int:
+        """The root's id."""
+        ...
+
     def truth(self) -> dict[int, NodeTruth]:
         """Every node but the root."""
         ...
@@ -85,7 +89,7 @@ def assert_mirror(tree: Tree) -> None:
     """The Runtime's table is the tree: same nodes, places, locks, residence, stamps, counts and leaves."""
     tree.check()
     nodes, truth = tree.runtime.world.nodes, tree.truth()
-    assert nodes.root is not None
+    assert nodes.root is not None and nodes.root.id == tree.root()
     assert {n.id for n in nodes} == {*truth, nodes.root.id}
     for node_id, real in truth.items():
         node = nodes[node_id]
@@ -154,6 +158,9 @@ class SimulatedTree:
     def _sequence(self, node_id: int) -> Tokens:
         ids = path_ids(self.tree.nodes[node_id])
         return tuple(t for i in ids for first, count in self.tree.nodes[i].spans for t in range(first, first + count))
+
+    def root(self) -> int:
+        return self.tree.root.id
 
     def truth(self) -> dict[int, NodeTruth]:
         return {
@@ -242,10 +249,12 @@ class SglangTree:
 
     def _watch(self) -> None:
         evict = self.core.evict_device_leaf
+        shows_nodes = hasattr(self.core, "evictable_device_leaves")  # the Rust core does not
 
         def watched(node_id: int, is_write_back: bool) -> Any:
-            sequence = self.sequence(node_id)
-            self.victims.append(Victim(sequence, len(sequence) - len(self.core.node_by_id(node_id).key)))
+            if shows_nodes:
+                sequence = self.sequence(node_id)
+                self.victims.append(Victim(sequence, len(sequence) - len(self.core.node_by_id(node_id).key)))
             return evict(node_id, is_write_back)
 
         self.core.evict_device_leaf = watched
@@ -329,6 +338,9 @@ class SglangTree:
             found.append(node)
             stack.extend(node.children.values())
         return found
+
+    def root(self) -> int:
+        return self.core.root_node.id
 
     def truth(self) -> dict[int, NodeTruth]:
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType

@@ -1,0 +1,250 @@
+"""A fault in our code must not hurt the engine: it is counted, logged once, and what remains is LRU."""
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radix_policy.events import RequestArrived, RequestFinished, Tick
+from radix_policy.prompts import TokenPrompt
+from sglang_scout import scheduler
+from sglang_scout.bridge import Bridge
+from tests.tree.conformance import arrive, blocks
+from tests.tree.trees import SglangTree, assert_mirror
+
+pytest.importorskip("sglang")
+
+
+class Injected(RuntimeError):
+    """The fault."""
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise Injected("injected")
+
+
+def exercise(tree: SglangTree) -> list[int]:
+    """Everything that tells: requests, inserts, matches, splits, locks, evictions, host tier, clock; the victims."""
+    bridge = tree.bridge
+    assert bridge is not None
+    victims = []
+    for number in range(8):
+        rid = f"r{number}"
+        bridge.arrived(RequestArrived(rid, TokenPrompt(blocks(number, 50))))
+        bridge.tick(number, float(number))
+        tree.match(blocks(number, 50), rid)
+        tree.insert(blocks(number, 50), rid)
+        tree.unlock(tree.lock(blocks(number, 50)))
+        bridge.finished(rid, 1, False, True)
+    tree.match(blocks(1, 60))
+    tree.match(blocks(0))
+    for _ in range(4):
+        victims += [v.sequence[0] for v in tree.evict(16)]
+    tree.load_back(blocks(2, 50))
+    if tree.host:
+        tree.cache.evict_host(64)
+    tree.cache.sanity_check()
+    tree.reset()
+    tree.insert(blocks(3))
+    tree.cache.sanity_check()
+    return victims
+
+
+def stock_victims() -> list[int]:
+    """What stock LRU evicts on the same operations."""
+    tree = SglangTree(policy="lru", core="python", host_tokens=512)
+    tree.bridge = Bridge(SglangTree().runtime)  # hears nothing from this tree
+    return exercise(tree)
+
+
+TREE_ENTRIES = ["reset", "added", "split", "touched", "counted", "locked", "unlocked", "demoted", "restored", "removed"]
+REQUEST_ENTRIES = ["on_request", "on_match", "on_insert", "on_split", "on_evict", "on_finish"]
+
+
+@pytest.mark.parametrize("entry", TREE_ENTRIES)
+def test_a_fault_in_what_the_tree_tells(entry: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    from radix_policy.runtime import Runtime
+
+    expected = stock_victims()
+    original = getattr(Runtime, entry)
+    # `reset` is told when the tree is built, too: that one passes, the next fails, at the very end
+    passes = {"reset": 1, "added": 3, "touched": 3}.get(entry, 0)
+    calls = [0]
+
+    def late(self: Runtime, *args: Any) -> Any:
+        calls[0] += 1
+        return broken() if calls[0] > passes else original(self, *args)
+
+    monkeypatch.setattr(Runtime, entry, late)
+    tree = SglangTree(host_tokens=512)
+    with caplog.at_level(logging.ERROR):
+        victims = exercise(tree)
+    assert calls[0] == passes + 1, "after the fault nothing is told any more"
+    assert tree.bridge is not None and not tree.bridge.live
+    assert tree.bridge.faults == {entry: 1}
+    assert sum("sglang-scout: fault" in r.message for r in caplog.records) == 1
+    assert victims == expected
+    assert tree.bridge.snapshot()["live"] is False
+
+
+@pytest.mark.parametrize("entry", REQUEST_ENTRIES)
+def test_a_fault_in_what_the_policy_hears(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = stock_victims()
+    tree = SglangTree(host_tokens=512)
+    monkeypatch.setattr(tree.runtime.policy, entry, broken)
+    assert exercise(tree) == expected
+    assert tree.bridge is not None and not tree.bridge.live and sum(tree.bridge.faults.values()) == 1
+
+
+@pytest.mark.parametrize("entry", ["score", "refresh"])
+def test_a_fault_in_a_score_costs_that_call_only(entry: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    expected = stock_victims()
+    tree = SglangTree(host_tokens=512)
+    monkeypatch.setattr(tree.runtime.policy, entry, broken)
+    with caplog.at_level(logging.ERROR):
+        assert exercise(tree) == expected
+    bridge = tree.bridge
+    assert bridge is not None and bridge.live
+    assert bridge.faults["score"] >= 5
+    assert sum("sglang-scout: fault" in r.message for r in caplog.records) == 1, "logged once"
+    monkeypatch.undo()
+    assert_mirror(tree)
+
+
+def test_a_fault_in_one_score_in_the_middle_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = SglangTree()
+    tree.insert(blocks(0, 1))
+    tree.insert(blocks(5))
+    root_of_two = tree.runtime.policy.score
+    asked: list[int] = []
+
+    def second_time(node: Any) -> float:
+        asked.append(node.id)
+        if len(asked) > 2:
+            raise Injected
+        return root_of_two(node)
+
+    tree.match(blocks(0, 9))  # splits: the parent becomes a leaf during the call and is scored then
+    monkeypatch.setattr(tree.runtime.policy, "score", second_time)
+    assert len(tree.evict(10_000)) == 3
+    assert tree.bridge is not None and tree.bridge.faults == {"score": 1} and tree.bridge.live
+
+
+def test_a_snapshot_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = SglangTree()
+    assert tree.bridge is not None
+    monkeypatch.setattr(tree.runtime, "snapshot", broken)
+    assert tree.bridge.snapshot()["faults"] == {"snapshot": 1}
+    assert tree.bridge.live
+
+
+# ---- hooks ----
+
+
+def request(rid: str = "r1", **changes: Any) -> SimpleNamespace:
+    """A request as far as the hooks read it."""
+    sampling = SimpleNamespace(custom_params=changes.pop("custom_params", None), max_new_tokens=16)
+    fields: dict[str, Any] = {
+        "rid": rid,
+        "origin_input_ids": list(range(200)),
+        "output_ids": [1, 2, 3],
+        "sampling_params": sampling,
+        "session_id": None,
+        "extra_key": None,
+        "cache_salt": None,
+        "lora_id": None,
+        "priority": None,
+        "is_retracted": False,
+        "to_finish": None,
+        "finished_reason": None,
+        "finished_len": None,
+        "tokenizer": None,
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def finish(kind: str) -> SimpleNamespace:
+    return SimpleNamespace(to_json=lambda: {"type": kind})
+
+
+@pytest.fixture
+def tree() -> SglangTree:
+    return SglangTree()
+
+
+@pytest.fixture
+def engine(tree: SglangTree) -> SimpleNamespace:
+    """A scheduler as far as the hooks read it."""
+    return SimpleNamespace(tree_cache=tree.cache, forward_ct=7)
+
+
+HOOK_CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "on_queued": lambda engine, req: scheduler.on_queued(engine, req),
+    "on_aborted": lambda engine, req: scheduler.on_aborted(None, engine, req),
+    "on_abort_sent": lambda engine, req: scheduler.on_abort_sent(None, engine, None, req),
+    "on_released": lambda engine, req: scheduler.on_released(None, engine.tree_cache, req, checkpointed=True),
+    "on_claimed": lambda engine, req: scheduler.on_claimed(True, engine.tree_cache, req),
+}
+
+
+@pytest.mark.parametrize("name", HOOK_CALLS)
+def test_a_hook_never_raises(name: str, engine: Any, tree: SglangTree) -> None:
+    bridge = tree.bridge
+    assert bridge is not None
+    odd = request(finished_reason=SimpleNamespace(to_json=broken))
+    if name == "on_queued":
+        odd = request(sampling_params=None)
+    else:
+        scheduler.on_queued(engine, request())
+        odd.output_ids = None
+        if name in ("on_aborted", "on_abort_sent"):
+            odd.finished_reason = None
+    HOOK_CALLS[name](engine, odd)
+    assert not bridge.live and sum(bridge.faults.values()) == 1
+    HOOK_CALLS[name](engine, request("r2", finished_reason=finish("stop")))
+
+
+def test_a_fault_in_the_clock_leaves_the_broadcast_whole(engine: Any, tree: SglangTree, monkeypatch: Any) -> None:
+    scheduler.on_ingest(engine)
+    monkeypatch.setattr(tree.runtime, "observe", broken)
+    sent: list[Any] = []
+
+    def broadcast(receiver: Any, reqs: Any, local: Any = None) -> list[Any]:
+        sent.extend([*reqs, *(local or ())])
+        return [*reqs, *(local or ())]
+
+    assert scheduler.around_broadcast(broadcast, None, ["a"], ["b"]) == ["a", "b"]
+    assert len(sent) == 3
+    assert tree.bridge is not None and not tree.bridge.live
+    sent.clear()
+    assert scheduler.around_broadcast(broadcast, None, ["a"], ["b"]) == ["a", "b"]
+    assert sent == ["a", "b"], "no tick is sent any more"
+
+
+def test_what_sglangs_own_function_raises_passes_through(engine: Any, tree: SglangTree) -> None:
+    with pytest.raises(Injected):
+        scheduler.around_checkpoint(broken, tree.cache, request(), up_to=3)
+    assert tree.bridge is not None and tree.bridge.inserting is None and tree.bridge.live
+    scheduler.on_ingest(engine)
+    with pytest.raises(Injected):
+        scheduler.around_broadcast(broken, None, [])
+
+
+def test_observation_after_a_fault_is_off_and_nothing_grows(tree: SglangTree, engine: Any) -> None:
+    arrive(tree, "known", blocks(0), "planner", "s1")
+    bridge = tree.bridge
+    assert bridge is not None
+    try:
+        broken()
+    except Injected:
+        bridge.fail("test")
+    nodes = len(tree.runtime.world.nodes)
+    for number in range(20):
+        scheduler.on_queued(engine, request(f"q{number}"))
+        tree.insert(blocks(number))
+    bridge.observe(RequestFinished("known"))
+    bridge.observe(Tick(99, 99.0))
+    assert len(tree.runtime.world.nodes) == nodes
+    assert set(tree.runtime.requests) == {"known"}
