@@ -12,6 +12,7 @@ so gamma is the discount of one whole cycle. Counts are halved at 4,096 gaps, so
 
 import math
 from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,6 @@ class GapHistogram:
         self.total = 0.0
         self.seen = 0  # gaps added so far, never halved
         self.cycle = 0.0  # m, seconds; 0 while unknown
-        self._survival = np.ones(_BINS + 1)
-        self._discount = np.ones(_BINS + 1)
 
     def add(self, gap: float) -> None:
         """One gap, in seconds; negative ones count as zero."""
@@ -62,13 +61,11 @@ class GapHistogram:
                 return EDGES[k + 1]
         return 0.0
 
-    def refresh(self, gamma: float) -> None:
-        """Rebuild the tables behind `survival` and `discount`."""
+    def tables(self, gamma: float) -> "GapTables":
+        """S and D as they stand."""
         total = self.total
         if total <= 0:
-            self._survival.fill(1.0)
-            self._discount.fill(1.0)
-            return
+            return GapTables(np.ones(_BINS + 1), np.ones(_BINS + 1))
         theta = (1.0 - gamma) / self.cycle if self.cycle > 0 else 0.0
         survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
         beyond = worth = 0.0
@@ -82,14 +79,20 @@ class GapHistogram:
             tail = _TAIL * min(1.0, tail_from / EDGES[k]) if k else _TAIL
             survival[k] = (beyond + tail) * scale
             # a wait beyond every gap seen has no end in sight: as long again as it already is
-            lost = math.exp(-theta * EDGES[k])
-            discount[k] = (worth + tail * lost) / (beyond + tail)
-        self._survival, self._discount = np.array(survival), np.array(discount)
+            discount[k] = (worth + tail * math.exp(-theta * EDGES[k])) / (beyond + tail)
+        return GapTables(np.array(survival), np.array(discount))
+
+
+class GapTables(NamedTuple):
+    """S and D at every edge."""
+
+    survival: NDArray[np.float64]
+    discount: NDArray[np.float64]
 
     def lookup(self, idle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(S, D) at each waiting time, by the tables of the last `refresh`."""
+        """(S, D) at each waiting time."""
         k = np.minimum(np.searchsorted(_EDGES, idle, side="right"), _BINS) - 1
         low = _EDGES[k]
         share = np.minimum((idle - low) / (_EDGES[k + 1] - low), 1.0)
-        s, d = self._survival, self._discount
+        s, d = self.survival, self.discount
         return s[k] + (s[k + 1] - s[k]) * share, d[k] + (d[k + 1] - d[k]) * share

@@ -89,6 +89,7 @@ class HazardModel:
         self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._discounts = self.config.gamma ** np.arange(self.config.horizon)
         self._new_none: list[float] = []
+        self._waits = world.gaps.tables(config.gamma)
         self._now = -1.0
         # by slot; a free slot has e = 1 and G = 0, so that it counts for nothing
         self._finished = self._going = np.zeros(0)
@@ -167,7 +168,7 @@ class HazardModel:
         world, config = self.world, self.config
         chain, ends, gaps = world.transitions, world.ends, world.gaps
         self.epoch += 1
-        gaps.refresh(config.gamma)
+        self._waits = gaps.tables(config.gamma)
         if config.learn_end:
             ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
         rows = np.array([chain.counts(i) for i in range(agents)]).reshape(agents, agents)
@@ -214,7 +215,7 @@ class HazardModel:
         if not waiting:
             return []
         idle = np.array([max(self._now - s.finished_at, 0.0) for s, _ in waiting])
-        survival, _ = self.world.gaps.lookup(idle)
+        survival, _ = self._waits.lookup(idle)
         shares = []
         for (session, view), s in zip(waiting, survival.tolist(), strict=True):
             stays = (1.0 - view.end) * s
@@ -288,7 +289,7 @@ class HazardModel:
         end, going = self._end, self._going
         if self.config.timing:
             idle = np.maximum(self._now - self._finished, 0.0)
-            survival, discount = self.world.gaps.lookup(idle)
+            survival, discount = self._waits.lookup(idle)
             stays = (1.0 - end) * survival
             waits = stays / (stays + end + 1e-12) * discount
             c = np.where(going > 0, (1.0 - end) * gamma, waits)

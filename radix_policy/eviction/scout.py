@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radix_policy.config import key
+from radix_policy.depths import AnchorDepths
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.grouped_index import GroupedIndex
 from radix_policy.hazard import HazardConfig, HazardModel
@@ -35,22 +36,24 @@ class ScoutConfig(HazardConfig):
     """Keys of scout."""
 
     learn_reuse: bool = key(True, "learn q; false: every call of the right agent reuses")
+    cut: bool = key(True, "learn where anchors end, and keep the head of a trimmed node for other sessions")
     trim: bool = key(True, "cut the last victim down to what is needed")
 
 
 class NodeNote:
     """What scout keeps of a node."""
 
-    __slots__ = ("agent", "created", "last", "visit")
+    __slots__ = ("agent", "created", "cut", "last", "visit")
 
-    def __init__(self, agent: int, visit: int, calls: int) -> None:
+    def __init__(self, agent: int, visit: int, calls: int, cut: int = 0) -> None:
         self.agent = agent  # of the last touch by a known session
         self.visit = visit  # v(s, a) at the last touch
         self.created = calls  # c of that agent when the node was made, or taken over from another agent
         self.last = calls  # c at the last touch
+        self.cut = cut  # tokens from the root to the end of the agent's anchor, as known when the node was made
 
     def copy(self) -> "NodeNote":
-        note = NodeNote(self.agent, self.visit, self.created)
+        note = NodeNote(self.agent, self.visit, self.created, self.cut)
         note.last = self.last
         return note
 
@@ -66,6 +69,7 @@ class ScoutPolicy(EvictionPolicy):
         self.trims = self.config.trim  # type: ignore[misc]
         self.hazard = self.make_model()
         self.reuse = ReuseTable()
+        self.depths = AnchorDepths()
         self._calls: list[int] = []  # c by agent
         self._weights: dict[int, tuple[int, dict[Hashable, float]]] = {}  # by session: (version, class weights)
 
@@ -94,6 +98,8 @@ class ScoutPolicy(EvictionPolicy):
             return
         agent, visit, calls = request.state
         session = request.session.id
+        if visit == 1 and path and path[-1].children > 0 and path[-1].session != session:
+            self.depths.parted(agent, path[-1].start + path[-1].length)
         for node in path:
             note: NodeNote | None = node.state
             if note is None:
@@ -107,7 +113,7 @@ class ScoutPolicy(EvictionPolicy):
 
     def on_insert(self, node: Node, request: "Request | None") -> None:
         if request is not None and request.state is not None:
-            node.state = NodeNote(*request.state)
+            node.state = NodeNote(*request.state, self.depths.of(request.state[0]) if self.config.cut else 0)
 
     def on_split(self, prefix: Node, suffix: Node) -> None:
         if suffix.state is not None:
@@ -115,7 +121,7 @@ class ScoutPolicy(EvictionPolicy):
 
     def on_evict(self, node: Node) -> None:
         note: NodeNote | None = node.state
-        if note is None or node.shared:
+        if note is None or self._is_common(node, note):
             return
         session = self.world.sessions.get(node.session)
         if session is not None:
@@ -141,14 +147,14 @@ class ScoutPolicy(EvictionPolicy):
         """A session's id; UNKNOWN; or -2 - agent for the shared nodes of an agent."""
         if node.session == UNKNOWN or node.state is None:
             return UNKNOWN
-        return -2 - node.state.agent if node.shared else node.session
+        return -2 - node.state.agent if self._is_common(node, node.state) else node.session
 
     def class_of(self, node: Node) -> Hashable | None:
         if node.session == UNKNOWN or node.state is None:
             return ()
-        if node.shared:
-            return (node.id,)
         note = node.state
+        if self._is_common(node, note):
+            return (node.id,)
         session = self.world.sessions.get(node.session)
         if session is None:
             return ()
@@ -208,6 +214,18 @@ class ScoutPolicy(EvictionPolicy):
 
     def snapshot(self) -> dict[str, Any]:
         return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch}
+
+    def tail(self, node: Node) -> int:
+        """Tokens at the node's end that its score speaks for: not the anchor at its head."""
+        note: NodeNote | None = node.state
+        if note is None or node.shared or not node.start < note.cut < node.start + node.length:
+            return node.length
+        return node.start + node.length - note.cut
+
+    @staticmethod
+    def _is_common(node: Node, note: NodeNote) -> bool:
+        """Whether the node serves every session: two ran over it, or it is part of its agent's anchor."""
+        return node.shared or node.start + node.length <= note.cut
 
     def _proven(self, node: Node, note: NodeNote) -> float:
         """q_n of a shared node."""
