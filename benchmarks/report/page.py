@@ -20,7 +20,7 @@ header p { margin: 0; color: var(--muted); max-width: 76ch; }
 h2 { margin: 40px 0 12px; font-size: 19px; }
 h3 { margin: 24px 0 8px; font-size: 15px; }
 p.note, li.note { color: var(--muted); max-width: 84ch; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 14px; margin: 24px 0 8px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 14px; margin: 24px 0 8px; }
 .card, .panel { background: #fff; border: 1px solid var(--line); border-radius: 10px; }
 .card { padding: 14px 16px; }
 .card:first-child { grid-column: span 2; }
@@ -28,8 +28,8 @@ p.note, li.note { color: var(--muted); max-width: 84ch; }
 .card span { color: var(--muted); font-size: 13px; }
 .card.good b { color: var(--accent); } .card.bad b { color: var(--bad); }
 .plots, .scroll, pre { margin: 14px 0; }
-.plots { display: flex; flex-wrap: wrap; gap: 14px; }
-.panel { padding: 12px 14px; max-width: 100%; flex: 1 1 auto; display: flex; justify-content: center; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 14px; }
+.panel { padding: 12px 14px; min-width: 0; display: flex; justify-content: center; align-items: center; }
 .panel svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
