@@ -95,11 +95,10 @@ class Loop:
         service: str = "fixed",
         chunk: int = CHUNK,
         trims: bool | None = None,
-        log: bool = False,
         ends: bool = False,
         pin: float | None = None,
     ) -> None:
-        """`log` keeps the order for `optimum`. With `ends` clients say which call is a session's last.
+        """With `ends` clients say which call is a session's last.
 
         With `pin` a session's last path stays locked for that many seconds or until its next call starts (Continuum's
         hard pin); requests wait for it while anything runs, so the order then depends on it.
@@ -116,7 +115,6 @@ class Loop:
         self.engine = Engine(self.runtime, capacity, page_size, chunk, trims)
         self.outcome = Outcome(self.runtime.policy.name, capacity, concurrency)
         self.now = 0.0
-        self._log = log
         self._ends = ends
         self._pin = pin
         self._pins: OrderedDict[str, SimNode] = OrderedDict()  # by session, in the order in which they expire
@@ -157,9 +155,7 @@ class Loop:
         outcome.evictions, outcome.evicted_tokens = engine.evictions, engine.evicted
         outcome.prompt_tokens, outcome.cached_tokens = sum(outcome.prompts), sum(outcome.cached)
         outcome.requests = len(outcome.prompts)
-        digest = blake2b(outcome.calls.tobytes(), digest_size=8)
-        digest.update(outcome.log.tobytes())
-        outcome.order = digest.hexdigest()
+        outcome.order = blake2b(outcome.log.tobytes(), digest_size=8).hexdigest()
         outcome.snapshot = runtime.snapshot()
         return outcome
 
@@ -182,9 +178,8 @@ class Loop:
 
     def _finish(self, slot: _Slot, run: Run) -> None:
         engine = self.engine
-        if self._log:
-            engine.settle(run)
-            self.outcome.log.extend((2 * run.number + 1, engine.locked))
+        engine.settle(run)
+        self.outcome.log.extend((2 * run.number + 1, engine.locked))
         engine.finish(run)
         if self._pin is not None:
             key = slot.session.key
@@ -216,8 +211,7 @@ class Loop:
             outcome.calls.append(run.number)
             outcome.prompts.append(prompt)
             outcome.cached.append(run.cached)
-            if self._log:
-                outcome.log.extend((2 * run.number, engine.locked))
+            outcome.log.extend((2 * run.number, engine.locked))
             begin = prompt - int(FIXED_MISS * prompt) if self.fixed else run.cached
             run.started = now + STEP + prefill_seconds(begin, prompt)
             outcome.ttft.append(run.started + STEP - since)

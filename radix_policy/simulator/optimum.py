@@ -130,7 +130,7 @@ class Plan:
 
 
 def optimal(plan: Plan, reference: Outcome) -> Outcome:
-    """The optimum for the order of a logged `reference` run with fixed service, as an Outcome."""
+    """The optimum for the order of a `reference` run with fixed service, as an Outcome."""
     cached = plan.optimum(reference.log, reference.capacity)
     return Outcome(
         "opt",

@@ -87,7 +87,7 @@ class Study:
         return self._plan
 
     def order(self, capacity: int, concurrency: int) -> Outcome:
-        """A logged run under LRU with fixed service: the order that every policy sees."""
+        """A run under LRU with fixed service: the order that every policy sees."""
         key = (capacity, concurrency)
         if key not in self._orders:
             self._orders[key] = Loop(
@@ -97,7 +97,6 @@ class Study:
                 concurrency=concurrency,
                 page_size=self.page_size,
                 chunk=self.chunk,
-                log=True,
             ).run()
         return self._orders[key]
 
@@ -111,7 +110,6 @@ class Study:
         identity: str = "tagged",
         service: str = "fixed",
         trims: bool | None = None,
-        log: bool = False,
     ) -> Outcome:
         """One simulation. `config` adds keys to those in the name; ConfigError when something does not fit."""
         kind: str | type[EvictionPolicy] = policy
@@ -149,7 +147,6 @@ class Study:
             service=service,
             chunk=self.chunk,
             trims=trims,
-            log=log,
             ends=ends,
             pin=pin,
         ).run()
