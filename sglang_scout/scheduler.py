@@ -10,6 +10,7 @@ same everywhere, costs no collective of its own and never counts as activity.
 """
 
 import logging
+import os
 import pkgutil
 import sys
 import time
@@ -24,6 +25,7 @@ from sglang_scout.bridge import Bridge
 logger = logging.getLogger(__name__)
 
 TICK_EVERY = 0.1  # seconds between clock values while no request comes
+VERIFY = "SGLANG_SCOUT_VERIFY"  # set: /server_info also compares the mirror with the tree, node by node
 HEALTH_CHECK = "HEALTH_CHECK"  # sglang.srt.constants.HEALTH_CHECK_RID_PREFIX
 WARMUP_TEXT = "The capital city of France is"  # of SGLang's own request at start, which nothing marks
 WARMUP_IDS = [10, 11, 12]  # the same with --skip-tokenizer-init
@@ -214,8 +216,19 @@ def around_touch_waiting(original: Callable[..., Any], schedule: Any, policy: An
 def on_internal_state(result: Any, scheduler: Any, recv_req: Any) -> None:
     """AFTER Scheduler.get_internal_state: GET /server_info answers internal_states[i]["scout"]."""
     bridge = bridge_of(scheduler.tree_cache)
-    if bridge is not None:
-        result.internal_state["scout"] = bridge.snapshot()
+    if bridge is None:
+        return
+    state = result.internal_state["scout"] = bridge.snapshot()
+    if os.environ.get(VERIFY):
+        from sglang_scout.tree import differences
+
+        nodes = list(bridge.runtime.world.nodes)
+        state["mirror"] = {
+            "differences": differences(scheduler.tree_cache.tree_core)[:20],
+            "owned": sum(node.session >= 0 for node in nodes),
+            "output": sum(node.output for node in nodes),
+            "host_only": sum(not node.resident for node in nodes),
+        }
 
 
 # ---- registration ----

@@ -159,6 +159,30 @@ class ScoutTreeCore(UnifiedTreeCore):
             self.scout.end_call()
 
 
+def differences(core: ScoutTreeCore) -> list[str]:
+    """Where the mirror is not the tree, a line for each; a diagnosis, at O(nodes)."""
+    table = core.scout.runtime.world.nodes
+    stack, seen, found = [core.root_node], 0, []
+    while stack:
+        node = stack.pop()
+        seen += 1
+        stack.extend(node.children.values())
+        record = table.get(node.id)
+        if record is None:
+            found.append(f"node {node.id} is not mirrored")
+        elif node is not core.root_node:
+            full = node.component_data[ComponentType.FULL]
+            real = (node.parent.id, len(node.key), full.lock_ref, full.value is not None, node.last_access_time)
+            ours = (record.parent and record.parent.id, record.length, record.locks, record.resident, record.stamp)
+            if real != ours or node.hit_count != record.counts:
+                found.append(f"node {node.id}: tree {(*real, node.hit_count)}, mirror {(*ours, record.counts)}")
+            if table.is_leaf(record) != (node in core.evictable_device_leaves):
+                found.append(f"node {node.id}: evictable in one of the two only")
+    if len(table) != seen:
+        found.append(f"{seen} nodes in the tree, {len(table)} in the mirror")
+    return found
+
+
 def select(result: str, params: Any) -> str | None:
     """AFTER hook on `select_tree_core_backend`: our core for our policies, SGLang's answer for everything else."""
     if not config.is_ours(params.eviction_policy) or params.disable:

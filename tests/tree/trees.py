@@ -106,6 +106,10 @@ def assert_mirror(tree: Tree) -> None:
         assert seen == real, node
         assert node.children == sum(t.resident for t in truth.values() if t.parent == node_id), node
     assert {n.id for n in nodes.leaves()} == tree.leaves()
+    if isinstance(tree, SglangTree):
+        from sglang_scout.tree import differences
+
+        assert differences(tree.core) == []
     if len(tree.runtime.index):  # an engine that keeps its own leaves leaves the index empty
         assert len(tree.runtime.index) == len(tree.leaves())
 
