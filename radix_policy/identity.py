@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from radix_policy.anchors import LEARNED, AnchorForest, Node
+from radix_policy.anchors import LEARNED, AnchorForest
 from radix_policy.config import key
 from radix_policy.events import Prompt, Tag
 from radix_policy.lineage import Sessions
 from radix_policy.nodes import UNKNOWN
+from radix_policy.prefix_tree import Node
 
 POOLED = 0  # every agent beyond the cap
 MAX_NAME = 256  # characters of a tag that are kept; a longer name is malformed
@@ -124,6 +125,11 @@ class AgentTable:
         self._names.append((namespace, name))
         return len(self._names) - 1
 
+    @property
+    def vacant(self) -> bool:
+        """Whether a new name would get an id of its own."""
+        return len(self._ids) < self.cap or bool(self._free)
+
     def release(self, agent: int) -> None:
         """A learned agent is forgotten: another may have its id once the table is full."""
         if agent > POOLED and self._names[agent][1].startswith(LEARNED):
@@ -152,8 +158,7 @@ class Identifier:
         self.config = config
         self.agents = AgentTable(config.max_agents)
         self.anchors = AnchorForest(
-            self.agents.intern,
-            self.agents.release,
+            self.agents,
             window=config.anchor_window,
             forks=config.anchor_forks,
             tail=config.session_window,
@@ -183,7 +188,8 @@ class Identifier:
             agent = agent if tagged else anchor.agent
             self._anchor_of[agent] = anchor
         if session is None:
-            session = self._sessions.resolve(prompt, namespace, landing, agent)
+            who = agent if agent > POOLED or anchor is None else -anchor.seq
+            session = self._sessions.resolve(prompt, namespace, landing, who)
         return Identity(agent, session, namespace, tagged, anchor.end if anchor is not None else 0)
 
     def anchor(self, agent: int) -> Prompt | None:

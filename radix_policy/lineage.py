@@ -16,14 +16,16 @@ from collections import OrderedDict
 
 import numpy as np
 
-from radix_policy.anchors import AnchorForest, Landing, Node
+from radix_policy.anchors import AnchorForest, Landing
 from radix_policy.events import Prompt
+from radix_policy.prefix_tree import Node
 
 MARKS = (16, 160, 1024)  # tokens before a prompt's end at which a few of its tokens are kept
 _MARK = 16  # so many each time
 _SLACK = 16  # tokens at the end of a prompt that the next one need not repeat: the generation prompt
 _GRAM = 8  # tokens in a run by which talks are found
 _SPREAD = 8  # one run in so many is kept
+_SEARCH = 65536  # tokens at a prompt's end in which an earlier prompt's end is searched
 _FEW = 4  # threads kept per leaf, and talks per run: the latest
 
 Mark = tuple[int, bytes]  # (tokens up to its end, the token ids as they lie in memory)
@@ -71,7 +73,7 @@ class Sessions:
         self._runs: OrderedDict[tuple[str, int], list[tuple[Thread, int]]] = OrderedDict()
 
     def resolve(self, prompt: Prompt, namespace: str, landing: Landing, agent: int) -> str | None:
-        """The session's key, or None."""
+        """The session's key, or None. `agent`: any number that is the agent's own."""
         anchor = landing.anchor
         start = anchor.end if anchor is not None else 0
         if len(prompt) - start < 4 or landing.leaf.end <= start:
@@ -80,7 +82,7 @@ class Sessions:
         if thread is None:
             self._next += 1
             thread = Thread(Talk(f"~{self._next}"))
-        if anchor is not None and agent >= 0:
+        if anchor is not None:
             self._link(thread, prompt, namespace, anchor, agent)
         threads = landing.leaf.threads
         if not threads or threads[-1] is not thread:
@@ -88,7 +90,7 @@ class Sessions:
                 threads.remove(thread)
             threads.append(thread)
             del threads[:-_FEW]
-        _note(thread, prompt, start)
+        _note(thread, prompt, start, anchor.rewritten if anchor is not None else 0)
         return thread.talk.key
 
     def _landed(self, prompt: Prompt, landing: Landing, start: int) -> Thread | None:
@@ -114,8 +116,12 @@ class Sessions:
             anchor.follows += 1
             return found
         anchor.breaks += 1
-        self._forest.deepen(landing.leaf, prompt, anchor)
-        return None if _appends(anchor) else threads[-1]
+        found = _quoted(threads, prompt, anchor)
+        if found is None:
+            self._forest.deepen(landing.leaf, prompt, anchor)
+            if not _appends(anchor):
+                return threads[-1]
+        return found
 
     def _branched(self, prompt: Prompt, landing: Landing, start: int) -> Thread | None:
         """The prompt left the known tree after `shared` tokens, beside the sibling's threads."""
@@ -132,7 +138,10 @@ class Sessions:
             if enough and (rest <= _SLACK or len(prompt) - at <= _SLACK):
                 return thread
             if landing.anchor is not None and thread.calls == 1 and rest > 0 and _moved(sibling, prompt, at, rest):
+                landing.anchor.rewritten = rest
                 return thread
+        if landing.anchor is not None and at - start >= 8:
+            return _quoted(sibling.threads, prompt, landing.anchor)
         return None
 
     # ---- other agents' threads of the same talk ----
@@ -140,8 +149,9 @@ class Sessions:
     def _link(self, thread: Thread, prompt: Prompt, namespace: str, anchor: Node, agent: int) -> None:
         tail = self._forest.tail
         known = len(thread.head) if thread.node is anchor else 0
-        if known < min(tail, len(prompt) - anchor.end):
-            ids = prompt.ids(anchor.end, min(len(prompt), anchor.end + tail))
+        end = len(prompt) - anchor.rewritten
+        if known < min(tail, end - anchor.end):
+            ids = prompt.ids(anchor.end, min(end, anchor.end + tail))
             thread.node, thread.head = anchor, np.array(ids, dtype=np.uint64)
             runs = _runs(thread.head)
             if not any(other is not thread for other in thread.talk.threads.values()):
@@ -228,9 +238,27 @@ def _moved(sibling: Node, prompt: Prompt, at: int, rest: int) -> bool:
     return len(end) >= 12 and prompt.agree(end, start) == len(end)
 
 
-def _note(thread: Thread, prompt: Prompt, start: int) -> None:
+def _quoted(threads: list[Thread], prompt: Prompt, anchor: Node) -> Thread | None:
+    """The latest thread whose last prompt's end stands anywhere in this one: text was put in or left out before it."""
+    low = max(anchor.end, len(prompt) - _SEARCH)
+    text = b""
+    for thread in reversed(threads):
+        if not thread.marks or (thread.node is not None and thread.node is not anchor):
+            continue
+        end, mark = thread.marks[0]
+        text = text or prompt.ids(low, len(prompt)).tobytes()
+        at = text.find(mark)
+        while at >= 0 and at % 8:
+            at = text.find(mark, at + 1)
+        # as far from the end as it was: an end that all the agent's prompts have
+        if at >= 0 and len(prompt) - (low + at // 8 + _MARK) != thread.last - end:
+            return thread
+    return None
+
+
+def _note(thread: Thread, prompt: Prompt, start: int, rewritten: int) -> None:
     n = len(prompt)
-    ends = [n - back for back in MARKS if n - back - _MARK >= start]
+    ends = [n - rewritten - back for back in MARKS if n - rewritten - back - _MARK >= start]
     thread.marks = tuple((end, prompt.ids(end - _MARK, end).tobytes()) for end in ends)
     if thread.calls == 0:
         thread.first = n

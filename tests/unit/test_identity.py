@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
@@ -61,7 +62,7 @@ def test_no_input_raises_anything_but_a_tag_error(raw: object) -> None:
 
 
 def test_a_tag_wins_over_the_tokens() -> None:
-    identifier = Identifier(IdentityConfig(fingerprint_skip=2, fingerprint_take=4))
+    identifier = Identifier(IdentityConfig(identity="window", fingerprint_skip=2, fingerprint_take=4))
     prompt = TokenPrompt(range(10))
     untagged = identifier.resolve(prompt, "", None)
     tagged = identifier.resolve(prompt, "", Tag("Planner", "s"))
@@ -70,7 +71,7 @@ def test_a_tag_wins_over_the_tokens() -> None:
 
 
 def test_window_decides_the_agent_and_short_prompts_are_unknown() -> None:
-    identifier = Identifier(IdentityConfig(fingerprint_skip=2, fingerprint_take=4))
+    identifier = Identifier(IdentityConfig(identity="window", fingerprint_skip=2, fingerprint_take=4))
 
     def agent(tokens: list[int]) -> int:
         return identifier.resolve(TokenPrompt(tokens), "", None).agent
@@ -79,11 +80,16 @@ def test_window_decides_the_agent_and_short_prompts_are_unknown() -> None:
     assert agent([7, 7, 1, 2, 3, 4, 55]) == base
     assert agent([0, 0, 1, 2, 3, 5, 99]) not in (base, UNKNOWN)
     assert agent([0, 0, 1, 2, 3]) == UNKNOWN
-    assert Identifier(IdentityConfig(fingerprint_take=0)).resolve(TokenPrompt(range(500)), "", None).agent == UNKNOWN
+    assert (
+        Identifier(IdentityConfig(identity="window", fingerprint_take=0))
+        .resolve(TokenPrompt(range(500)), "", None)
+        .agent
+        == UNKNOWN
+    )
 
 
 def test_namespaces_never_share_an_agent() -> None:
-    identifier = Identifier(IdentityConfig(fingerprint_skip=0, fingerprint_take=2))
+    identifier = Identifier(IdentityConfig(identity="window", fingerprint_skip=0, fingerprint_take=2))
     ids = {
         identifier.resolve(TokenPrompt([1, 2, 3]), ns, tag).agent for ns in ("", "a", "b") for tag in (None, Tag("A"))
     }
@@ -96,6 +102,21 @@ def test_a_million_names_pool_at_the_cap() -> None:
     assert ids[:8] == list(range(1, 9)) and set(ids[8:]) == {POOLED}
     assert len(table) == 9 and table.intern("", "3") == 4
     assert table.find("", "9999") == UNKNOWN
+
+
+def test_only_a_forgotten_learned_agent_leaves_its_id() -> None:
+    table = AgentTable(cap=2)
+    tagged, learned = table.intern("", "tag:a"), table.intern("", "anchor:1")
+    assert not table.vacant and table.intern("", "anchor:2") == POOLED
+    table.release(tagged)
+    table.release(POOLED)
+    assert table.intern("", "anchor:2") == POOLED
+    table.release(learned)
+    assert table.vacant and table.intern("", "anchor:1") == learned  # it came back in time
+    assert not table.vacant
+    table.release(learned)
+    assert table.intern("n", "anchor:2") == learned and table.name(learned) == "anchor:2"
+    assert table.namespace(learned) == "n" and table.find("", "anchor:1") == UNKNOWN and len(table) == 3
 
 
 def test_fingerprints_do_not_depend_on_the_process() -> None:
@@ -116,6 +137,37 @@ spans = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=8).m
 def test_cut_is_slicing(s: tuple, a: int, b: int) -> None:
     start, stop = sorted((a, b))
     assert list(expand(cut(s, start, stop))) == list(expand(s))[start:stop]
+
+
+@given(spans, spans, st.integers(0, 60))
+def test_prompts_of_both_kinds_compare_cut_and_join_alike(s: tuple, t: tuple, at: int) -> None:
+    mine, theirs = list(expand(s)), list(expand(t))
+    agree = 0
+    while agree < min(len(theirs), len(mine) - at) and mine[at + agree] == theirs[agree]:
+        agree += 1
+    for make in (
+        lambda spans, tokens: SpanPrompt(spans),
+        lambda spans, tokens: TokenPrompt(tokens),
+        lambda spans, tokens: TokenPrompt(array("q", tokens)),
+    ):
+        one, two = make(s, mine), make(t, theirs)
+        assert one.agree(two, at) == agree
+        both = one.join(two)
+        assert list(both.ids(0, len(both))) == mine + theirs
+        part = both.slice(at // 2, at)
+        assert list(part.ids(0, len(part))) == (mine + theirs)[at // 2 : at] and len(part) == len(part.ids(0, 99))
+        if at < len(mine):
+            assert one.token(at) == mine[at]
+
+
+def test_long_prompts_are_compared_to_the_token() -> None:
+    tokens = array("q", range(5000))
+    for at in (0, 17, 1500, 4999):
+        other = array("q", tokens)
+        other[at] = -1
+        assert TokenPrompt(tokens).agree(TokenPrompt(other), 0) == at
+        assert TokenPrompt(list(tokens)).agree(TokenPrompt(list(other)), 0) == at
+    assert TokenPrompt(tokens).agree(TokenPrompt(tokens[2000:]), 2000) == 3000
 
 
 @given(spans)
