@@ -100,7 +100,11 @@ def add_parser(sub: Any) -> None:
         "--chunk", type=int, default=CHUNK, metavar="T", help=f"tokens per prefill chunk, 0: no limit (default {CHUNK})"
     )
     parser.add_argument(
-        "--service", choices=SERVICES, default="fixed", help="fixed: one order for all policies; cost: time to token"
+        "--service",
+        choices=SERVICES,
+        default="fixed",
+        help="fixed: one order for all policies; cost: prefill what missed, for time to first token; serial: one "
+        "prefill at a time",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument("--json", metavar="OUT", help="write the result file; a stopped run goes on from it")
@@ -185,12 +189,12 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]], settings: S
             row = [policy, *(_Percent(v["hit_rate"]) for v in values)]
             if len(columns) > 1:
                 row.append(_Percent(sum(v["hit_rate"] for v in values) / len(values)))
-            if settings.service == "cost":
+            if settings.service != "fixed":
                 row += [_Ms(v["ttft_ms"]["mean"]) for v in values] + [_Ms(v["ttft_ms"]["p99"]) for v in values]
             rows.append(row)
         heads = [f"C={c} {n}" for c, n in columns]
         header = ["policy", *heads, *(["mean"] if len(columns) > 1 else [])]
-        if settings.service == "cost":
+        if settings.service != "fixed":
             header += [f"ttft {h}" for h in heads] + [f"p99 {h}" for h in heads]
         missing = sum(
             v["unserved_requests"]
@@ -282,7 +286,7 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
         "evicted_tokens": outcome.evicted_tokens,
         "simulated_seconds": round(outcome.seconds, 3),
     }
-    if settings.service == "cost":
+    if settings.service != "fixed":
         times = sorted(1000 * t for t in outcome.ttft) or [0.0]
         figures["ttft_ms"] = {
             "mean": round(sum(times) / len(times), 3),

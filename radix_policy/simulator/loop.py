@@ -7,7 +7,7 @@ until their memory is there. Times are seconds.
 `fixed` service does not look at the cache: 10 ms + prefill of the last 30 % of the prompt + 10 ms per output token.
 What is locked never depends on the policy either, so every policy sees the same requests in the same order and an
 offline optimum exists; `Outcome.order` is a hash of that order to assert it. `cost` service prefills what really
-missed, for time to first token.
+missed, for time to first token; `serial` does too, one prefill after the other, as one GPU would.
 """
 
 import heapq
@@ -32,7 +32,7 @@ FIXED_MISS = 0.3  # share of the prompt that `fixed` service prefills
 TOUCH_EVERY, TOUCH_MOST = 32, 128  # SGLang's refresh of waiting prefixes: scheduling calls, requests
 
 IDENTITIES = ("tagged", "inferred", "scrambled", "scrambled-fresh")
-SERVICES = ("fixed", "cost")
+SERVICES = ("fixed", "cost", "serial")
 
 
 def prefill_seconds(begin: int, end: int) -> float:
@@ -111,6 +111,8 @@ class Loop:
         self.concurrency = concurrency
         self.identity = identity
         self.fixed = service == "fixed"
+        self._serial = service == "serial"
+        self._prefilled = 0.0  # when the last prefill ends, if they are serial
         self.runtime = Runtime(policy, config, page_size=page_size)
         self.engine = Engine(self.runtime, capacity, page_size, chunk, trims)
         self.outcome = Outcome(self.runtime.policy.name, capacity, concurrency)
@@ -213,7 +215,9 @@ class Loop:
             outcome.cached.append(run.cached)
             outcome.log.extend((2 * run.number, engine.locked))
             begin = prompt - int(FIXED_MISS * prompt) if self.fixed else run.cached
-            run.started = now + STEP + prefill_seconds(begin, prompt)
+            run.started = max(now, self._prefilled) + STEP + prefill_seconds(begin, prompt)
+            if self._serial:
+                self._prefilled = run.started
             outcome.ttft.append(run.started + STEP - since)
             self._push(run.started + STEP * run.output, slot, run)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from radix_policy.config import ConfigError
 from radix_policy.eviction import POLICIES, LruPolicy
 from radix_policy.runtime import Request
-from radix_policy.simulator import IDENTITIES, Loop, Study, call_numbers, known_policies, parse_spec, simulate
+from radix_policy.simulator import IDENTITIES, SERVICES, Loop, Study, call_numbers, known_policies, parse_spec, simulate
 from radix_policy.simulator.loop import prefill_seconds
 from radix_policy.simulator.run import declared_graph
 from radix_policy.workloads import Call, SessionScript, Workload, make, make_call
@@ -34,7 +34,7 @@ def call(first: int, length: int, output: int = 5, gap: float = 0.0, agent: str 
 
 @pytest.mark.parametrize(("concurrency", "factor"), [(1, 1.3), (4, 2.0), (16, 4.0)])
 def test_every_policy_sees_one_order(concurrency: int, factor: float) -> None:
-    workload = make("selector", seed=4, concurrency=concurrency, sessions=10)
+    workload = make("selector", seed=4, concurrency=concurrency, sessions=6)
     study = Study(workload)
     capacity = int(factor * workload.largest)
     orders = {
@@ -52,7 +52,7 @@ def test_the_order_is_another_at_another_capacity() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(), st.integers(1, 4), st.floats(0.5, 3), st.sampled_from((1, 4)), st.sampled_from(("fixed", "cost")))
+@given(workloads(), st.integers(1, 4), st.floats(0.5, 3), st.sampled_from((1, 4)), st.sampled_from(SERVICES))
 def test_everything_is_played_once(
     workload: Workload, concurrency: int, factor: float, page: int, service: str
 ) -> None:
@@ -89,6 +89,14 @@ def test_the_times_of_the_specification() -> None:
     assert fixed.seconds == pytest.approx(0.5 + 2.0 + 2 * (0.01 + share + 0.5))
     cost = simulate(workload, "lru", capacity=10_000, concurrency=1, service="cost")
     assert list(cost.ttft) == pytest.approx([0.02 + prefill_seconds(0, 1000), 0.02 + prefill_seconds(999, 1000)])
+
+
+def test_serial_prefills_queue() -> None:
+    workload = load(*([call(1000 * i, 500)] for i in range(3)))
+    each = 0.01 + prefill_seconds(0, 500)
+    times = {s: simulate(workload, "lru", capacity=9999, concurrency=3, service=s).ttft for s in ("cost", "serial")}
+    assert list(times["cost"]) == pytest.approx([0.01 + each] * 3)
+    assert list(times["serial"]) == pytest.approx([0.01 + each, 0.01 + 2 * each, 0.01 + 3 * each])
 
 
 def test_a_prefilled_token_costs_more_further_out() -> None:
