@@ -1,8 +1,8 @@
 """The demonstration: six agents of a travel desk on real SGLang servers on this machine, under LRU and under scout.
 
 Real prompts (system text, tool schemas, examples), a real tokenizer and chat template, a tiny model made here. One
-server per policy, the same sessions on each, a pool of twice the largest request: too small for the prompts of all
-agents, so which one is dropped decides what must be computed again. Sized to take some five minutes on two cores.
+server per policy, the same sessions on each, a pool of three times the largest request: too small for the prompts of
+all agents, so which one is dropped decides what must be computed again. Sized to take some five minutes on two cores.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("--policies", default="lru,scout", help="default: lru,scout")
     parser.add_argument("--sessions", type=int, default=4, metavar="K", help="sessions of 20 to 28 calls (default: 4)")
     parser.add_argument("--max-calls", type=int, metavar="M", help="only the first M calls")
-    parser.add_argument("--max-total-tokens", default="2F", metavar="N", help="KV pool: tokens or 2F (default: 2F)")
+    parser.add_argument("--max-total-tokens", default="3F", metavar="N", help="KV pool: tokens or 2F (default: 3F)")
     parser.add_argument("--concurrency", default="1", metavar="N", help="sessions at once (default: 1)")
     parser.add_argument("--time-scale", type=float, default=0.05, help="factor on think and tool times (default: 0.05)")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,9 @@
 """Hot-path costs: what observing, scoring and choosing cost beside what the stock engine's own tree costs.
 
-Every figure is the median over repeats in one run on one machine, so that rows can be compared with each other; `us` is
-microseconds of wall time for one operation. `core`: `none` is `radix_policy` alone (no tree), `python` and `rust` are
-SGLang's tree cores in process. Policy `lru` on a core is stock SGLang.
+Every figure is the median over repeats in one run on one machine, so that rows can be compared with each other; `us`
+is microseconds of CPU time of the one thread that works, which on an idle machine is the time that passes. `core`:
+`none` is `radix_policy` alone (no tree), `python` and `rust` are SGLang's tree cores in process. Policy `lru` on a core
+is stock SGLang.
 """
 
 import argparse
@@ -127,9 +128,9 @@ def median_us(
         for _ in range(repeats):
             if before is not None:
                 before()
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()
             action()
-            taken.append((time.perf_counter_ns() - start) / 1e3 / per)
+            taken.append((time.thread_time_ns() - start) / 1e3 / per)
     finally:
         gc.enable()
     return statistics.median(taken)
@@ -283,16 +284,24 @@ def _point(op: str, policy: str, populated: Populated, us: float) -> Point:
 
 
 def state_point(policy: str, agents: int = AGENTS) -> Point:
-    """Bytes that the policy and the learned tables hold after 100 sessions, without live sessions and tree nodes."""
+    """Bytes that are held after 100 sessions, without live sessions, requests in flight and tree nodes.
+
+    `policy_bytes` is the policy's own learner, `transition_bytes` the runtime's per-session chain, `identity_bytes` who
+    is who. The limit is on the learner for cachescout, whose global chain is its own, else on all three.
+    """
     populated = Populated(policy, 100 * Populated.CALLS, agents=agents)
-    world = populated.runtime.world
-    populated.runtime.policy.refresh()
-    apart = [world, world.clock, world.nodes, world.sessions, world.refile, populated.runtime.index, populated.runtime]
-    apart += [*world.nodes, *world.sessions, populated.runtime.policy.config]
-    # cachescout's learner is its own global chain; the runtime's per-session chain serves the other policies
-    learned = [world.transitions, world.identifier] if policy != "cachescout" else [world.identifier]
-    size = deep_bytes([populated.runtime.policy, *learned], apart)
-    return {"policy": policy, "agents": agents, "bytes": size, "limit": STATE_LIMIT.get(policy)}
+    runtime = populated.runtime
+    world = runtime.world
+    runtime.policy.refresh()
+    apart = [world, world.clock, world.nodes, world.sessions, world.refile, runtime.index, runtime, runtime.requests]
+    apart += [*world.nodes, *world.sessions, runtime.policy.config, world.identifier.config, _PROMPT, _PROMPT.tokens]
+    sizes = {
+        "policy_bytes": deep_bytes([runtime.policy], [*apart, world.transitions, world.identifier]),
+        "transition_bytes": deep_bytes([world.transitions], apart),
+        "identity_bytes": deep_bytes([world.identifier], apart),
+    }
+    counted = sizes["policy_bytes"] if policy == "cachescout" else sum(sizes.values())
+    return {"policy": policy, "agents": agents, "bytes": counted, "limit": STATE_LIMIT.get(policy), **sizes}
 
 
 def deep_bytes(roots: list[Any], apart: list[Any]) -> int:
@@ -341,14 +350,19 @@ def render(document: dict[str, Any]) -> str:
             ratios = [f"{p['us'] / us:.2f}x" if us else "-" for us in base]
             rows.append([p["op"], p["core"], p["policy"], p["leaves"], round(p["us"], 2), *ratios])
         parts.append(table(["SGLang", "core", "policy", "leaves", "us", "vs python lru", "vs rust lru"], rows))
-    rows = [[s["policy"], s["agents"], s["bytes"], s["limit"] or "-"] for s in document.get("state_bytes", [])]
+    names = ("policy_bytes", "transition_bytes", "identity_bytes", "bytes")
+    rows = [
+        [s["policy"], s["agents"], *(s[n] for n in names), _limit(s["bytes"], s["limit"])]
+        for s in document.get("state_bytes", [])
+    ]
     if rows:
-        parts.append(table(["state", "agents", "bytes", "limit"], rows))
+        parts.append(table(["state", "agents", "learner", "transitions", "identity", "counted bytes", "limit"], rows))
     return "\n\n".join(parts)
 
 
 def _target(point: Point) -> str:
-    target = TARGET_US.get(point["op"])
-    if target is None:
-        return ""
-    return f"<= {target:g} " + ("ok" if point["us"] <= target else "MISSED")
+    return _limit(point["us"], TARGET_US.get(point["op"]))
+
+
+def _limit(value: float, limit: float | None) -> str:
+    return "" if limit is None else f"<= {limit:g} " + ("ok" if value <= limit else "MISSED")

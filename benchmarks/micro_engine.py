@@ -6,6 +6,8 @@ Importing this module imports SGLang and torch (some 20 s); no server and no mod
 import os
 from array import array
 from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # read while SGLang is imported
@@ -23,9 +25,13 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 from benchmarks.micro import LEAF_TOKENS, VICTIMS, Point, median_us
 from benchmarks.results import progress
+from radix_policy.events import RequestArrived, Tag
+from radix_policy.prompts import TokenPrompt
 
+torch.set_num_threads(1)  # the time of one thread is what is measured
 ANCHOR_TOKENS = 100
 ANCHORS = 24
+_TURNS = 12  # calls of a session
 _PROBES = 100  # matches, locks or inserts in one repeat
 
 
@@ -79,21 +85,22 @@ class Tree:
             tree_core_backend=core,
         )
         self.core, self.policy = core, policy
-        self.cache = self._build(params)
+        _load_plugins()
+        self.cache = _build(params)
+        self.bridge = getattr(self.cache.tree_core, "scout", None)  # the plug-in's link to its runtime
         self.leaves = 0
         self.serial = 0
         self.anchor_slots = [self._slots(ANCHOR_TOKENS) for _ in range(ANCHORS)]
         for anchor, slots in enumerate(self.anchor_slots):
             self.cache.insert(InsertParams(key=RadixKey(_anchor(anchor)), value=slots))
 
-    def _build(self, params: CacheInitParams) -> Any:
-        if self.policy == "lru":
-            return UnifiedRadixCache(params)
-        raise Unavailable("the plug-in's tree core is not part of this checkout yet")
-
     def classes(self) -> int:
         """Leaf classes of the policy; stock LRU is one."""
-        return 1
+        if self.bridge is None:
+            return 1
+        runtime = self.bridge.runtime
+        classes = [runtime.policy.class_of(node) for node in runtime.world.nodes.leaves()]
+        return len({c for c in classes if c is not None}) + sum(c is None for c in classes)
 
     def grow(self, leaves: int) -> None:
         """Insert new leaves until there are this many."""
@@ -106,12 +113,36 @@ class Tree:
             self.evict()
 
     def insert(self) -> None:
-        """One new leaf below an anchor that is there, as a finished request leaves it."""
+        """One new leaf, as a finished request leaves it; its request arrives, is matched and finishes."""
+        self.announce(self.serial)
+        self.add()
+        self.finish(self.serial - 1)
+
+    def announce(self, serial: int) -> None:
+        """The request of the next leaf enters the engine: a call of a session, by one of the agents."""
+        if self.bridge is None:
+            return
+        tag = Tag(f"agent{serial % ANCHORS}", f"session{serial // _TURNS}")
+        self.bridge.tick(10 * serial, 0.1 * serial)
+        self.bridge.arrived(RequestArrived(str(serial), TokenPrompt(_key(serial)), tag=tag))
+        req = SimpleNamespace(rid=str(serial), session=None)
+        self.cache.match_prefix(MatchPrefixParams(key=RadixKey(_key(serial)), req=req))
+
+    def add(self) -> None:
+        """Insert the next leaf below an anchor that is there."""
         slots = torch.cat([self.anchor_slots[self.serial % ANCHORS], self._slots(LEAF_TOKENS)])
         key = RadixKey(_key(self.serial))
+        if self.bridge is not None:
+            self.bridge.inserting = str(self.serial)
         self.cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=ANCHOR_TOKENS))
         self.serial += 1
         self.leaves += 1
+
+    def finish(self, serial: int) -> None:
+        """The request of that leaf leaves the engine."""
+        if self.bridge is not None:
+            self.bridge.inserting = None
+            self.bridge.finished(str(serial), LEAF_TOKENS, False, True)
 
     def evict(self) -> None:
         """One eviction call for VICTIMS leaves' worth of tokens."""
@@ -138,19 +169,43 @@ class Tree:
 
         yield "lock", median_us(lock_all, repeats, _PROBES)
 
-        def insert_all() -> None:
+        def add_all() -> None:
             for _ in range(_PROBES):
-                self.insert()
+                self.add()
 
-        yield "insert", median_us(insert_all, repeats, _PROBES, lambda: self.shrink(size))
-        self.shrink(size)
-        self.grow(size)
+        def next_requests() -> None:
+            for serial in range(self.serial - _PROBES, self.serial):
+                self.finish(serial)
+            self.shrink(size)
+            for serial in range(self.serial, self.serial + _PROBES):
+                self.announce(serial)
+
+        yield "insert", median_us(add_all, repeats, _PROBES, next_requests)
+        if self.bridge is not None and self.bridge.faults:
+            raise Unavailable(f"the plug-in counted faults: {self.bridge.faults}")
 
     def _slots(self, tokens: int) -> torch.Tensor:
         slots = self.allocator.alloc(tokens)
         if slots is None:
             raise Unavailable("the pool of this measurement is too small")
         return slots
+
+
+@cache
+def _load_plugins() -> None:
+    """As SGLang does at start. Under a policy that is not the plug-in's, it leaves the tree alone."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    load_plugins()
+    HookRegistry.apply_hooks()
+
+
+def _build(params: CacheInitParams) -> Any:
+    try:
+        return UnifiedRadixCache(params)
+    except Exception as error:  # whatever SGLang or the plug-in refuses with, a name that neither knows included
+        raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
 
 
 def _anchor(anchor: int) -> "array[int]":

@@ -196,7 +196,7 @@ def simulated(page: Page, document: Document) -> None:
 def micro(page: Page, document: Document) -> None:
     """Results of micro."""
     points = document["points"]
-    page.heading("Hot-path costs", "Medians in microseconds; an evict call frees four leaves of 50 tokens.")
+    page.heading("Hot-path costs", "Median CPU time in microseconds; an evict call frees four leaves of 50 tokens.")
     page.plots([("micro", plots.micro_costs(points))])
     sizes = sorted({p["leaves"] for p in points})
     rows: dict[tuple[str, str, str], dict[int, float]] = {}
@@ -207,8 +207,13 @@ def micro(page: Page, document: Document) -> None:
     page.table(["op", "core", "policy", *(f"{n:,} leaves" for n in sizes)], cells)
     states = document.get("state_bytes") or []
     if states:
-        page.heading("Learned state", "Bytes at 24 agents, without live sessions and tree nodes.")
-        page.table(["policy", "bytes", "limit"], [[s["policy"], s["bytes"], s.get("limit")] for s in states])
+        note = (
+            "Bytes at 24 agents, without live sessions and tree nodes. Counted: the learner for cachescout, else all."
+        )
+        page.heading("Learned state", note)
+        names = ("policy", "policy_bytes", "transition_bytes", "identity_bytes", "bytes", "limit")
+        headers = ["policy", "learner", "transitions", "identity", "counted", "limit"]
+        page.table(headers, [[s.get(n) for n in names] for s in states])
 
 
 def host(page: Page, document: Document) -> None:
