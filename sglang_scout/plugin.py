@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from radix_policy.config import ConfigError
-from sglang_scout import config, preflight
+from sglang_scout import config, headers, preflight
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ def load(engine: bool | None = None) -> None:
     _once(HookRegistry, "sglang.srt.server_args.prepare_server_args", after_command_line, HookType.AFTER)
     if any(module in sys.modules for module in _ENGINE_MODULES) if engine is None else engine:
         load_engine()
+    headers.register_hooks()
 
 
 def load_engine() -> None:
