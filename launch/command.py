@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -59,13 +60,13 @@ def flag_value(arguments: Sequence[str], *names: str) -> str | None:
     return value
 
 
-def cuda_available() -> bool:
+def cuda_available(python: str = sys.executable) -> bool:
     """Whether torch sees an NVIDIA or AMD GPU here."""
-    try:
-        import torch
-    except ImportError:
+    if not any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg", "kfd")):
         return False
-    return bool(torch.cuda.is_available())
+    # In a process of its own: torch would hold hundreds of MB, and a CUDA context, for as long as the server runs.
+    probe = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode == 0
 
 
 def available_memory_gib() -> float:
@@ -229,7 +230,7 @@ def build(
 
     if cpu is None:
         asked = inherited.get("SGLANG_USE_CPU_ENGINE") == "1" or flag_value(given, "--device") == "cpu"
-        cpu = asked or not cuda_available()
+        cpu = asked or not cuda_available(python)
     added_env: dict[str, str] = {}
     defaults: list[str] = []
     if cpu:

@@ -302,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m launch.tiny_model", description="Make the tiny model; no download."
     )
     parser.add_argument("out", type=Path, help="folder of the model; made if needed")
+    parser.add_argument("--measure", action="store_true", help="also measure margins, noise and times (4 minutes)")
     options = parser.parse_args(arguments)
     try:
         make(options.out)
@@ -309,6 +310,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cannot write {options.out}: {error.strerror}", file=sys.stderr)
         return 2
     print(f"{options.out}: {sum(f.stat().st_size for f in options.out.iterdir()) / 2**20:.1f} MiB")
+    if options.measure:
+        from launch import measure
+
+        measure.main(options.out)
     return 0
 
 

@@ -32,7 +32,7 @@ _PARAMETERS = (
 )
 # Queries per masked call: bounds the mask (rows x context) where a large chunk follows a long prefix, and lets each
 # block skip the keys after its own last query.
-BLOCK = 256
+BLOCK = 512
 
 
 def extend(

@@ -31,11 +31,11 @@ def around(target: str, hook: Callable[..., Any], *, parameters: Iterable[str], 
 
     Otherwise log one error that names the target and what will not work (``purpose``), and return False.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     problem = missing_parts(target, parameters)
     if problem is not None:
         logger.error("sglang-scout CPU engine: %s; without it: %s", problem, purpose)
         return False
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     HookRegistry.register(target, hook, HookType.AROUND)
     return True
