@@ -61,12 +61,13 @@ class GapHistogram:
                 return EDGES[k + 1]
         return 0.0
 
-    def tables(self, gamma: float) -> "GapTables":
-        """S and D as they stand."""
+    def tables(self, gamma: float, cycle: float | None = None) -> "GapTables":
+        """S and D as they stand; `cycle` overrides m."""
+        cycle = self.cycle if cycle is None else cycle
         total = self.total
         if total <= 0:
             return GapTables(np.ones(_BINS + 1), np.ones(_BINS + 1))
-        theta = (1.0 - gamma) / self.cycle if self.cycle > 0 else 0.0
+        theta = (1.0 - gamma) / cycle if cycle > 0 else 0.0
         survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
         beyond = worth = 0.0
         scale = 1.0 / (total + _TAIL)

@@ -42,6 +42,9 @@ class HazardConfig:
     """Keys of the model."""
 
     gamma: float = key(0.85, "worth of a visit one cycle later", low=0.01, high=0.999)
+    adapt: float = key(0.8, "how far gamma follows the turnover; 0: fixed gamma", low=0, high=10)
+    gamma_least: float = key(0.5, "lowest adapted gamma", low=0.01, high=0.999)
+    gamma_most: float = key(0.9, "highest adapted gamma", low=0.01, high=0.999)
     horizon: int = key(24, "K, steps of first passage", low=1, high=256, unit="steps")
     backoff: float = key(0.5, "beta, weight of the overall agent shares in a row", low=0, high=1000, unit="counts")
     odds_cap: float = key(4.0, "most that turn evidence may raise a later step", low=1, high=1000)
@@ -87,9 +90,13 @@ class HazardModel:
         self._h = np.zeros((1, 0, 0), dtype=np.float32)
         self._stay: list[float] = []  # 1 - e_i
         self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
-        self._discounts = self.config.gamma ** np.arange(self.config.horizon)
+        self.gamma = config.gamma  # as adapted to the turnover
+        self.resident = 0  # tokens in the tree
+        self.evicted = 0  # tokens evicted so far
+        self._evicted_before, self._evicted_at, self._turnover = 0, 0.0, 0.0
+        self._discounts = np.ones(config.horizon)
         self._new_none: list[float] = []
-        self._waits = world.gaps.tables(config.gamma)
+        self._waits = self._calls = world.gaps.tables(config.gamma)
         self._now = -1.0
         # by slot; a free slot has e = 1 and G = 0, so that it counts for nothing
         self._finished = self._going = np.zeros(0)
@@ -159,7 +166,7 @@ class HazardModel:
                 if not self._free:
                     self._grow(2 * len(self._end))
                 view = self._views[session.id] = View(self._free.pop())
-            self._finished[view.slot] = session.finished_at
+            self._finished[view.slot] = session.started_at if session.running > 0 else session.finished_at
             self._going[view.slot] = session.running > 0
             self._review(session)
         self._dirty.clear()
@@ -168,7 +175,10 @@ class HazardModel:
         world, config = self.world, self.config
         chain, ends, gaps = world.transitions, world.ends, world.gaps
         self.epoch += 1
-        self._waits = gaps.tables(config.gamma)
+        self._adapt()
+        self._discounts = self.gamma ** np.arange(config.horizon)
+        self._waits = gaps.tables(self.gamma)
+        self._calls = world.services.tables(self.gamma, gaps.cycle)
         if config.learn_end:
             ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
         rows = np.array([chain.counts(i) for i in range(agents)]).reshape(agents, agents)
@@ -183,6 +193,20 @@ class HazardModel:
             self._agents = agents
             self._reach = np.zeros((len(self._end), agents))
         self._start(agents)
+
+    def _adapt(self) -> None:
+        """gamma from the turnover: how many cycles a token stays, at the present rate of eviction."""
+        config, now = self.config, self.world.clock.seconds
+        self.gamma = config.gamma
+        elapsed, cycle = now - self._evicted_at, self.world.gaps.cycle
+        if elapsed > 0:
+            rate = (self.evicted - self._evicted_before) / elapsed
+            weight = 0.2 if self._turnover > 0 else 1.0
+            self._turnover += weight * (rate - self._turnover)
+            self._evicted_before, self._evicted_at = self.evicted, now
+        if config.adapt > 0 and self._turnover > 0 and cycle > 0:
+            stay = self.resident / (self._turnover * cycle)
+            self.gamma = min(max(1.0 - config.adapt / max(stay, 1e-9), config.gamma_least), config.gamma_most)
 
     def _probabilities(
         self, rows: NDArray[np.float64], share: NDArray[np.float64], stay: NDArray[np.float64]
@@ -262,7 +286,7 @@ class HazardModel:
         if j >= self._agents:
             return reach
         weights = self._step_weights(session.entry, session.calls + 1)
-        onward = np.add.reduce(weights[:, None] * self._h[:, j, :], axis=0) * self.config.gamma
+        onward = np.add.reduce(weights[:, None] * self._h[:, j, :], axis=0) * self.gamma
         onward[j] = 1.0
         return trust * onward + (1.0 - trust) * reach
 
@@ -275,24 +299,25 @@ class HazardModel:
         if total > 0:
             for i, n in starts.items():
                 if i < agents:
-                    weights = self._step_weights(i, 1) * config.gamma
+                    weights = self._step_weights(i, 1) * self.gamma
                     onward = np.add.reduce(weights[:, None] * self._h[:, i, :], axis=0)
                     onward[i] = 1.0
                     worth += n / total * np.minimum(onward, 1.0)
         cycle = world.gaps.cycle
-        rate = world.starts.rate(self._now) * cycle / (1.0 - config.gamma)  # lambda / theta
+        rate = world.starts.rate(self._now) * cycle / (1.0 - self.gamma)  # lambda / theta
         self._new_none = (1.0 / (1.0 + rate * worth)).tolist()
 
     def _weigh(self) -> None:
         """c of every session, Q of every agent."""
-        gamma = self.config.gamma
+        gamma = self.gamma
         end, going = self._end, self._going
         if self.config.timing:
             idle = np.maximum(self._now - self._finished, 0.0)
             survival, discount = self._waits.lookup(idle)
             stays = (1.0 - end) * survival
             waits = stays / (stays + end + 1e-12) * discount
-            c = np.where(going > 0, (1.0 - end) * gamma, waits)
+            _, left = self._calls.lookup(idle)
+            c = np.where(going > 0, (1.0 - end) * left * self._waits.discount[0], waits)
         else:
             c = (1.0 - end) * gamma
         values = c.tolist()

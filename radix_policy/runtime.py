@@ -114,7 +114,8 @@ class World:
     sessions: SessionTable
     transitions: TransitionCounts
     nodes: NodeTable
-    gaps: GapHistogram
+    gaps: GapHistogram  # end of a call to the session's next one
+    services: GapHistogram  # arrival of a call to its end
     ends: EndModel
     refile: Callable[[Node], None]
     regroup: Callable[[Session], None]  # the session ended or came back: all its leaves change worth
@@ -153,6 +154,7 @@ class Runtime:
             transitions=transitions,
             nodes=NodeTable(self._on_leaf if index else None),
             gaps=GapHistogram(),
+            services=GapHistogram(),
             ends=EndModel(transitions),
             refile=self._refile,
             regroup=self._regroup,
@@ -243,7 +245,10 @@ class Runtime:
             return
         session = request.session
         if session is not None:
-            self.world.sessions.finished(session, self.world.clock.seconds)
+            now = self.world.clock.seconds
+            if session.running == 1:
+                self.world.services.add(now - session.started_at)
+            self.world.sessions.finished(session, now)
             if request.final:
                 self._end(session)
         self.policy.on_finish(request)

@@ -112,6 +112,7 @@ class ScoutPolicy(EvictionPolicy):
             note.visit, note.last = visit, calls
 
     def on_insert(self, node: Node, request: "Request | None") -> None:
+        self.hazard.resident += node.length
         if request is not None and request.state is not None:
             node.state = NodeNote(*request.state, self.depths.of(request.state[0]) if self.config.cut else 0)
 
@@ -120,6 +121,8 @@ class ScoutPolicy(EvictionPolicy):
             prefix.state = suffix.state.copy()
 
     def on_evict(self, node: Node) -> None:
+        self.hazard.resident -= node.length
+        self.hazard.evicted += node.length
         note: NodeNote | None = node.state
         if note is None or self._is_common(node, note):
             return
