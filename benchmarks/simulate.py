@@ -19,7 +19,7 @@ from radix_policy.eviction import POLICIES
 from radix_policy.runtime import Runtime
 from radix_policy.simulator import IDENTITIES, SERVICES, Study, known_policies, parse_spec
 from radix_policy.simulator.engine import CHUNK
-from radix_policy.simulator.run import ORACLES, PINNED
+from radix_policy.simulator.run import INFORMED, ORACLES, PINNED, require_law
 from radix_policy.workloads import Workload, make, read_trace
 
 # The frozen grid of the evaluation: concurrency -> capacities in F
@@ -171,6 +171,8 @@ def plan(args: argparse.Namespace) -> tuple[Settings, list[Point]]:
         for concurrency, capacity in pairs:
             workload = _workload(source, concurrency)
             tokens = _tokens(capacity, workload.largest)
+            if any(parse_spec(policy).name == INFORMED for policy in policies):
+                require_law(workload)
             points += [Point(source, policy, capacity, tokens, concurrency) for policy in policies]
     return settings, points
 

@@ -3,7 +3,8 @@
 A policy is named NAME, then ingredients added or removed (`+trim`, `-guard`), then keys (`:gamma=0.9`). An ingredient
 is a true-or-false key of the policy. Two work for every policy: `trim`, and `+END` (clients say which call is a
 session's last). `opt`, `belady` and `beladyP` (with trimming) know the future: they need the order of a first run, so
-they need fixed service. `ttl-pin` is LRU with hard pins; requests wait for them, so its order is its own.
+they need fixed service. `informed` is `scout` told the generator's true law. `ttl-pin` is LRU with hard pins; requests
+wait for them, so its order is its own.
 """
 
 import dataclasses
@@ -16,7 +17,11 @@ from typing import Any, NamedTuple
 from radix_policy.config import ConfigError, build
 from radix_policy.eviction import POLICIES
 from radix_policy.eviction.base import EvictionPolicy
+from radix_policy.eviction.informed import informed
+from radix_policy.eviction.scout import ScoutPolicy
 from radix_policy.eviction.ttl import TtlConfig
+from radix_policy.identity import IdentityConfig
+from radix_policy.runtime import RuntimeConfig
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.loop import Loop, Outcome
 from radix_policy.simulator.optimum import Oracle, Plan, belady, optimal
@@ -24,6 +29,7 @@ from radix_policy.workloads.base import Workload
 
 ORACLES = ("opt", "belady", "beladyP")
 PINNED = "ttl-pin"  # lru with Continuum's hard pin
+INFORMED = "informed"  # scout with the generator's true law
 
 _SPEC = re.compile(r"(ttl-pin|[A-Za-z_]\w*)((?:[+-]\w+)*)((?::[A-Za-z_]\w*=[^:]+)*)")
 
@@ -39,7 +45,7 @@ class Spec(NamedTuple):
 
 def known_policies() -> list[str]:
     """Every policy name that `simulate` takes, without ingredients."""
-    return sorted([*POLICIES, *ORACLES, PINNED])
+    return sorted([*POLICIES, *ORACLES, PINNED, INFORMED])
 
 
 def parse_spec(text: str) -> Spec:
@@ -50,7 +56,9 @@ def parse_spec(text: str) -> Spec:
     name, ingredients, keys = found.groups()
     config: dict[str, Any] = {}
     trims, ends = None, False
-    own = {f.name for f in dataclasses.fields(POLICIES[name].Config)} if name in POLICIES else set()
+    kind = ScoutPolicy if name == INFORMED else POLICIES.get(name)
+    parts: tuple[Any, ...] = (kind.Config, RuntimeConfig, IdentityConfig) if kind is not None else ()
+    own = {f.name for part in parts for f in dataclasses.fields(part) if isinstance(f.default, bool)}
     for sign, word in re.findall(r"([+-])(\w+)", ingredients):
         if word == "END" and sign == "+":
             ends = True
@@ -124,6 +132,9 @@ class Study:
             if kind == PINNED:
                 kind, pin = "lru", build(keys, TtlConfig, policy=PINNED)[0].ttl
                 keys = {}
+            elif kind == INFORMED:
+                require_law(self.workload)
+                kind = informed(self.workload)
             elif kind == "kvflow" and "graph" not in keys:
                 keys["graph"] = declared_graph(self.workload)
             if spec.name in ORACLES:
@@ -153,6 +164,12 @@ class Study:
         if isinstance(policy, str):
             outcome.policy = policy
         return outcome
+
+
+def require_law(workload: Workload) -> None:
+    """ConfigError when `informed` cannot run on the workload."""
+    if workload.transitions is None or workload.end_probability is None:
+        raise ConfigError(f"policy {INFORMED!r} needs a generated workload with one true law, not {workload.name!r}")
 
 
 def declared_graph(workload: Workload) -> dict[str, dict[str, float]]:

@@ -159,6 +159,7 @@ def test_requests_that_fit_nowhere_are_told(capsys: pytest.CaptureFixture[str]) 
         (["--workload", "selector", "--policies", "lru", "--half", "1"], "--half"),
         (["--workload", "selector", "--policies", "lru", "--identity", "guess"], "--identity"),
         (["--workload", "selector", "--policies", "opt", "--service", "cost"], "--service fixed"),
+        (["--workload", "drift", "--policies", "informed"], "one true law"),
         (["--workload", "selector", "--trace", "x", "--policies", "lru"], "not allowed with"),
         (["--trace", "/nowhere/at/all.jsonl", "--policies", "lru"], "no such file"),
         (["--trace", __file__, "--policies", "lru"], "test_simulator_cli.py"),
