@@ -23,6 +23,7 @@ CPU_MAX_TOTAL_TOKENS = 16384
 HOST_TIER_MIN_FREE_GIB = 12
 
 _MODEL_FLAGS = ("--model-path", "--model")
+_HOST_TIER_FLAGS = {"--enable-hierarchical-cache", "--enable-hicache"}
 
 
 class UsageError(ValueError):
@@ -187,7 +188,7 @@ def _cpu_flags(arguments: Sequence[str]) -> list[str]:
         "--dtype": "float32",
         "--max-total-tokens": str(CPU_MAX_TOTAL_TOKENS),
     }
-    if "--enable-hierarchical-cache" in arguments:
+    if _HOST_TIER_FLAGS & set(arguments):
         wanted["--hicache-io-backend"] = "direct"
     return [part for flag, value in wanted.items() if flag_value(arguments, flag) is None for part in (flag, value)]
 
@@ -236,7 +237,7 @@ def build(
     if cpu:
         added_env = _cpu_env(given, inherited, model or "")
         defaults = _cpu_flags(given)
-        if "--enable-hierarchical-cache" in given and (free := available_memory_gib()) < HOST_TIER_MIN_FREE_GIB:
+        if _HOST_TIER_FLAGS & set(given) and (free := available_memory_gib()) < HOST_TIER_MIN_FREE_GIB:
             raise UsageError(
                 f"--enable-hierarchical-cache needs {HOST_TIER_MIN_FREE_GIB} GiB of free memory "
                 f"(SGLang reserves 10), {free:.1f} GiB are free"

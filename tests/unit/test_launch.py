@@ -144,8 +144,9 @@ def test_ranks_get_cores_of_their_own(model: Path, monkeypatch: pytest.MonkeyPat
     assert build([*given, "--dp-size=4"], cpu=True, env=BARE).env["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|2|3"
 
 
-def test_host_tier_gets_the_io_backend_that_a_cpu_has(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["--model-path", str(model), "--port", str(free_port()), "--enable-hierarchical-cache"]
+@pytest.mark.parametrize("flag", ["--enable-hierarchical-cache", "--enable-hicache"])
+def test_host_tier_gets_the_io_backend_that_a_cpu_has(model: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    given = ["--model-path", str(model), "--port", str(free_port()), flag]
     monkeypatch.setattr(command, "available_memory_gib", lambda: 13.0)
     assert flag_value(build(given, cpu=True, env=BARE).argv, "--hicache-io-backend") == "direct"
     monkeypatch.setattr(command, "available_memory_gib", lambda: 11.5)
