@@ -50,7 +50,10 @@ def counters(server: Server) -> dict[str, int]:
 def test_headers_tag_requests_on_every_route(start_server: Callable[..., Server]) -> None:
     server = start_server("scout", max_total_tokens=2048, env={ENV: "default"})
     before = counters(server)
+    with urllib.request.urlopen(server.url + "/v1/models", timeout=60) as response:
+        model = json.load(response)["data"][0]["id"]
     for path, body in BODIES:
+        body = {**body, "model": model} if "model" in body else body
         plain = send(server, path, body)
         tagged = send(server, path, body, X_Claude_Code_Session_Id="s1", X_Claude_Code_Agent_Id="a1")
         assert plain and tagged
