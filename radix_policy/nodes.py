@@ -126,6 +126,14 @@ class NodeTable:
         if self._on_leaf is not None and self.is_leaf(node):
             self._on_leaf(node, True)
 
+    def touch(self, node_id: NodeId, stamp: float, step: int) -> None:
+        """Set the node's access stamp and step: the most frequent event of all, so it is spelled out."""
+        node = self._nodes[node_id]
+        node.stamp = stamp
+        node.step = step
+        if not (node.children or node.locks) and node.resident and node.parent is not None and self._on_leaf:
+            self._on_leaf(node, True)
+
     def lock(self, node_id: NodeId) -> None:
         """One more lock on the node and all its ancestors (the root's own lock is not counted)."""
         node: Node | None = self._nodes[node_id]

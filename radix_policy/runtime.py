@@ -328,16 +328,14 @@ class Runtime:
 
     def touched(self, node: NodeId, stamp: float) -> None:
         """See TreeListener."""
-        nodes = self.world.nodes
-        record = nodes[node]
-        record.step = self.world.clock.step
-        nodes.stamp(record, stamp)
+        self.world.nodes.touch(node, stamp, self.world.clock.step)
 
     def counted(self, node: NodeId) -> None:
         """See TreeListener."""
         record = self.world.nodes[node]
         record.counts += 1
-        self._refile(record)  # for policies whose classes are counts
+        if not record.locks:
+            self._refile(record)  # for policies whose classes are counts
 
     def locked(self, node: NodeId) -> None:
         """See TreeListener."""
