@@ -269,8 +269,8 @@ def _plain(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect ({(error.os_error.strerror or str(error.os_error)).lower()})"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the server closed the connection"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+        return "the server closed the connection in the middle of an answer"
     return _one_line(str(error)) or type(error).__name__
 
 
