@@ -8,7 +8,7 @@ A thread is what one agent sees of one session; a talk is a session: the threads
 3. A prompt that opens a thread belongs to the talk whose other agents' prompts go on with the same words after their
    own anchors (group chat): found by runs of 8 tokens, so that anchors need not be cut at the same word.
 4. A prompt that agrees with a thread in all that is known of it, but continues it nowhere, is the same session when its
-   agent is known to rewrite its prompts, and a new one when the agent is known to append to them.
+   agent is not known to append to its prompts and the thread was heard of lately, and a new one else.
 5. Else it opens a session. With fewer than 4 tokens behind the anchor, the session is unknown.
 """
 
@@ -26,6 +26,8 @@ _SLACK = 16  # tokens at the end of a prompt that the next one need not repeat: 
 _GRAM = 8  # tokens in a run by which talks are found
 _SPREAD = 8  # one run in so many is kept
 _SEARCH = 65536  # tokens at a prompt's end in which an earlier prompt's end is searched
+_OVER, _OVER_PACES = 64, 8  # calls, and usual gaps in a thread of the agent, after which silence means over
+_PACE = 0.05  # weight of a new gap in the mean
 _FEW = 4  # threads kept per leaf, and talks per run: the latest
 
 Mark = tuple[int, bytes]  # (tokens up to its end, the token ids as they lie in memory)
@@ -44,11 +46,12 @@ class Talk:
 class Thread:
     """One agent's side of a session."""
 
-    __slots__ = ("calls", "first", "first_mark", "head", "last", "marks", "node", "talk")
+    __slots__ = ("called", "calls", "first", "first_mark", "head", "last", "marks", "node", "talk")
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk
         self.calls = 0
+        self.called = 0  # number of its latest call among all calls
         self.first = 0  # tokens in the first prompt
         self.first_mark: Mark | None = None
         self.last = 0  # tokens in the latest prompt
@@ -70,12 +73,14 @@ class Sessions:
         self._forest = forest
         self._cap = cap
         self._next = 0
+        self._calls = 0
         self._runs: OrderedDict[tuple[str, int], list[tuple[Thread, int]]] = OrderedDict()
 
     def resolve(self, prompt: Prompt, namespace: str, landing: Landing, agent: int) -> str | None:
         """The session's key, or None. `agent`: any number that is the agent's own."""
         anchor = landing.anchor
         start = anchor.end if anchor is not None else 0
+        self._calls += 1
         if len(prompt) - start < 4 or landing.leaf.end <= start:
             return None
         thread = self._branched(prompt, landing, start) if landing.forked else self._landed(prompt, landing, start)
@@ -84,6 +89,10 @@ class Sessions:
             thread = Thread(Talk(f"~{self._next}"))
         if anchor is not None:
             self._link(thread, prompt, namespace, anchor, agent)
+        if anchor is not None and thread.calls:
+            gap = min(self._calls - thread.called, _OVER + 2 * anchor.pace)  # one long silence tells little
+            anchor.pace += _PACE * (gap - anchor.pace)
+        thread.called = self._calls
         threads = landing.leaf.threads
         if not threads or threads[-1] is not thread:
             if thread in threads:
@@ -104,6 +113,8 @@ class Sessions:
                 again = True
                 continue
             at = _reach(thread, prompt)
+            if at and len(prompt) <= thread.last + _SLACK and self._over(thread, anchor):
+                continue  # the same prompt again, after a long time
             if at == 0 and thread.last - _SLACK <= landing.shared <= start + self._forest.tail:
                 at = landing.shared  # short enough that the tree holds all of it
             if at > reach:
@@ -119,9 +130,13 @@ class Sessions:
         found = _quoted(threads, prompt, anchor)
         if found is None:
             self._forest.deepen(landing.leaf, prompt, anchor)
-            if not _appends(anchor):
+            if not _appends(anchor) and not self._over(threads[-1], anchor):
                 return threads[-1]
         return found
+
+    def _over(self, thread: Thread, anchor: Node | None) -> bool:
+        """Whether the thread was silent for so long that only a prompt that goes on from it belongs to it."""
+        return anchor is not None and self._calls - thread.called > _OVER + _OVER_PACES * anchor.pace
 
     def _branched(self, prompt: Prompt, landing: Landing, start: int) -> Thread | None:
         """The prompt left the known tree after `shared` tokens, beside the sibling's threads."""
@@ -135,7 +150,8 @@ class Sessions:
                 return thread
             rest = thread.last - at
             enough = at - start >= max(8, (thread.last - start) / 2)
-            if enough and (rest <= _SLACK or len(prompt) - at <= _SLACK):
+            over = self._over(thread, landing.anchor)
+            if enough and (rest <= _SLACK or (len(prompt) - at <= _SLACK and not over)):
                 return thread
             if landing.anchor is not None and thread.calls == 1 and rest > 0 and _moved(sibling, prompt, at, rest):
                 landing.anchor.rewritten = rest

@@ -30,6 +30,7 @@ class Node:
         "kids",
         "limit",
         "nested",
+        "pace",
         "parent",
         "recent",
         "rewritten",
@@ -55,6 +56,7 @@ class Node:
         self.echo = False  # other agents' prompts go on in the same words: a task's beginning, no anchor
         self.follows = 0  # calls that continued their session's last prompt
         self.breaks = 0  # calls that began like a known prompt and did not continue it
+        self.pace = 0.0  # mean number of calls (of anybody) between two calls of one of its threads
         self.rewritten = 0  # tokens at the end of its prompts that stand behind any new text
 
     @property
