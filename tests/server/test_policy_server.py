@@ -206,19 +206,18 @@ def test_concurrent_aborted_and_streamed_requests_leave_nothing(
 def test_a_session_that_is_over_goes_first(scout_server: Server, generate: Generate, post: Any) -> None:
     post(scout_server.url, "/flush_cache")
 
-    def call(session: str, seed: int, final: bool = False) -> int:
-        tag = {"agent": f"only-{seed}", "session": session, "final": final}
-        answer = generate(scout_server.url, prompt(700, seed), 4, custom_params={"scout": tag})
+    def call(session: str, seed: int, length: int, final: bool = False) -> int:
+        tag = {"agent": "going-on", "session": session, "final": final}
+        answer = generate(scout_server.url, prompt(length, seed), 4, custom_params={"scout": tag})
         return answer["meta_info"]["cached_tokens"]
 
-    call("keeps", 41)
-    call("over", 42, final=True)
-    call("other", 43)
-    call("more", 44)
-    call("and-more", 45)
-    call("last", 46)  # needs room: LRU would drop the session that keeps going
-    assert call("keeps", 41) > 650
-    assert call("again", 42) < 650
+    for turn in range(4):  # two sessions grow; the one that LRU would keep longer ends
+        call("keeps", 41, 400 + 100 * turn)
+        call("over", 42, 400 + 100 * turn, final=turn == 3)
+    for number in range(4):  # a little more than fits
+        call(f"new{number}", 50 + number, 700)
+    assert call("keeps", 41, 720) >= 690, "its context was kept"
+    assert call("again", 42, 720) < 690, "this one was not"
     assert_sound(scout_server)
 
 
