@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from radix_policy.config import key
 from radix_policy.ends import Share
+from radix_policy.routing import Router
 from radix_policy.sessions import Session
 from radix_policy.survival import first_passage
 
@@ -46,6 +47,7 @@ class HazardConfig:
     gamma_least: float = key(0.5, "lowest adapted gamma", low=0.01, high=0.999)
     gamma_most: float = key(0.9, "highest adapted gamma", low=0.01, high=0.999)
     horizon: int = key(24, "K, steps of first passage", low=1, high=256, unit="steps")
+    pairs: bool = key(True, "predict from the last two agents where that is better")
     backoff: float = key(0.5, "beta, weight of the overall agent shares in a row", low=0, high=1000, unit="counts")
     odds_cap: float = key(4.0, "most that turn evidence may raise a later step", low=1, high=1000)
     end_prior: float = key(2.0, "weight of the pooled END rate in an agent's own", low=0, high=1000, unit="counts")
@@ -83,6 +85,8 @@ class HazardModel:
         self.none: list[float] = []  # Q by agent
         self._built_at = -1
         self._agents = 0
+        self.router = Router(world.transitions)
+        self._base = np.zeros((0, 0))
         self._views: dict[int, View] = {}
         self._free: list[int] = []
         self._dirty: dict[int, Session] = {}
@@ -173,7 +177,7 @@ class HazardModel:
 
     def _rebuild(self, agents: int) -> None:
         world, config = self.world, self.config
-        chain, ends, gaps = world.transitions, world.ends, world.gaps
+        ends, gaps = world.ends, world.gaps
         self.epoch += 1
         self._adapt()
         self._discounts = self.gamma ** np.arange(config.horizon)
@@ -181,12 +185,9 @@ class HazardModel:
         self._calls = world.services.tables(self.gamma, gaps.cycle)
         if config.learn_end:
             ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
-        rows = np.array([chain.counts(i) for i in range(agents)]).reshape(agents, agents)
-        column = np.add.reduce(rows, axis=0)
-        total = column.sum()
-        share = column / total if total > 0 else column
         self._stay = [1.0 - self._agent_end(i) for i in range(agents)]
-        p = self._probabilities(rows, share, np.array(self._stay))
+        self._base = self._probabilities(agents)
+        p = self._base * np.array(self._stay)[:, None]
         self._h = first_passage(p, config.horizon)
         self._steps.clear()
         if agents != self._agents:
@@ -208,14 +209,9 @@ class HazardModel:
             stay = self.resident / (self._turnover * cycle)
             self.gamma = min(max(1.0 - config.adapt / max(stay, 1e-9), config.gamma_least), config.gamma_most)
 
-    def _probabilities(
-        self, rows: NDArray[np.float64], share: NDArray[np.float64], stay: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        beta = self.config.backoff
-        sums = np.add.reduce(rows, axis=1)
-        seen = np.maximum(sums + beta, 1e-300)
-        p = (rows + beta * share[None, :]) / seen[:, None]
-        return p * stay[:, None]
+    def _probabilities(self, agents: int) -> NDArray[np.float64]:
+        """P(next | current, no END)."""
+        return self.router.matrix(agents)
 
     def _agent_end(self, agent: int) -> float:
         return self.world.ends.agent_rate(agent) if self.config.learn_end else 0.0
@@ -269,7 +265,7 @@ class HazardModel:
         view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
         i = session.agent
         weights = self._step_weights(session.entry, session.calls)
-        reach = np.add.reduce(weights[:, None] * self._h[:, i, :], axis=0) / max(self._stay[i], 1e-3)
+        reach = self._reach_of(session, weights)
         if session.next_agent >= 0:
             reach = self._hinted(reach, session)
         reach = np.minimum(reach, 1.0)
@@ -279,6 +275,27 @@ class HazardModel:
         view.version = self._versions
         self._end[view.slot] = view.end
         self._reach[view.slot] = reach
+
+    def _reach_of(self, session: Session, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """G before its cap: two steps by pairs, the rest by first passage."""
+        i, base, h = session.agent, self._base, self._h
+        before = session.trail[1]
+        if self.config.pairs and before >= 0:
+            first = self.router.pair_row(before, i, base[i])
+            stay = self._stay
+            later = np.add.reduce(weights[2:, None, None] * h[:-2], axis=0)  # from step 2 on, by where step 2 went
+            later[np.arange(len(later)), np.arange(len(later))] = weights[1]
+            reach = np.zeros(len(first))
+            for j, p in enumerate(first.tolist()):
+                if p < 1e-3:
+                    reach[j] += p
+                    continue
+                second = self.router.pair_row(i, j, base[j])
+                onward = np.add.reduce(second[:, None] * later, axis=0) * stay[j]
+                onward[j] = 1.0
+                reach += p * onward
+            return reach
+        return np.add.reduce(weights[:, None] * h[:, i, :], axis=0) / max(self._stay[i], 1e-3)
 
     def _hinted(self, reach: NDArray[np.float64], session: Session) -> NDArray[np.float64]:
         trust = self.world.hints.trust

@@ -210,6 +210,7 @@ class Runtime:
                 world.ends.undo(session.end_mark)
             world.sessions.revive(session)
             self.policy.on_session(session)
+        self.policy.on_step(session, agent)
         if session.calls == 0:
             world.starts.add(agent, now)
         else:

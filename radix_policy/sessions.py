@@ -29,6 +29,7 @@ class Session:
         "running",
         "started_at",
         "state",
+        "trail",
         "visits",
     )
 
@@ -38,6 +39,7 @@ class Session:
         self.key = key
         self.agent = UNKNOWN  # agent of the latest call
         self.entry = UNKNOWN  # agent of the first call
+        self.trail: tuple[int, int] = (UNKNOWN, UNKNOWN)  # agents of the two calls before the latest, older first
         self.calls = 0
         self.running = 0  # calls in the engine now
         self.started_at = 0.0  # seconds on the shared clock when the latest call arrived
@@ -98,6 +100,8 @@ class SessionTable:
         """A call of the session arrived."""
         if session.calls == 0:
             session.entry = agent
+        else:
+            session.trail = (session.trail[1], session.agent)
         session.agent = agent
         session.calls += 1
         session.running += 1

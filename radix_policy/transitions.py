@@ -81,6 +81,10 @@ class TransitionCounts:
         """n(source, END), 0 for an agent never seen."""
         return self._ends[source] / self._units[source] if 0 <= source < len(self._rows) else 0.0
 
+    def total(self, source: int) -> float:
+        """n(source), END left out."""
+        return sum(self._rows[source]) / self._units[source] if 0 <= source < len(self._rows) else 0.0
+
     def counts(self, source: int) -> list[float]:
         """Row `source` of n, END left out."""
         unit = self._units[source]

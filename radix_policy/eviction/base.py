@@ -34,6 +34,9 @@ class EvictionPolicy(ABC):
         self.world = world  # read-only view of agents, sessions, transitions, nodes and the clock
         self.config = config if config is not None else self.Config()
 
+    def on_step(self, session: "Session", agent: int) -> None:
+        """The session calls an agent (POOLED for an unknown one); nothing counts the call yet."""
+
     def on_request(self, request: "Request") -> None:
         """A request arrived; sessions and transitions already count it."""
 

@@ -29,16 +29,17 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
             """The workload's number of each interned agent, -1 for others."""
             return [by_name.get(self.world.identifier.agents.name(i), -1) for i in range(agents)]
 
-        def _probabilities(
-            self, rows_seen: NDArray[np.float64], share: NDArray[np.float64], stay: NDArray[np.float64]
-        ) -> NDArray[np.float64]:
-            p = np.zeros(rows_seen.shape)
-            numbers = self._numbers(len(p))
+        def _probabilities(self, agents: int) -> NDArray[np.float64]:
+            p = np.zeros((agents, agents))
+            numbers = self._numbers(agents)
             for i, a in enumerate(numbers):
                 row: Sequence[float] = rows[a] if a >= 0 else ()
                 for j, b in enumerate(numbers):
                     p[i, j] = row[b] if row and b >= 0 else 0.0
             return p
+
+        def _reach_of(self, session: Session, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.add.reduce(weights[:, None] * self._h[:, session.agent, :], axis=0)
 
         def _agent_end(self, agent: int) -> float:
             return 0.0

@@ -82,16 +82,20 @@ class ScoutPolicy(EvictionPolicy):
 
     # ---- events ----
 
+    def on_step(self, session: "Session", agent: int) -> None:
+        if session.calls > 0:
+            self.hazard.router.observe(session.trail[1], session.agent, agent)
+
     def on_request(self, request: "Request") -> None:
         session = request.session
         if session is None:
             return
         agent = session.agent
+        self.hazard.moved(session)
         while len(self._calls) <= agent:
             self._calls.append(0)
         self._calls[agent] += 1
         request.state = (agent, session.visits[agent], self._calls[agent])
-        self.hazard.moved(session)
 
     def on_match(self, request: "Request", path: Sequence[Node]) -> None:
         if request.state is None or request.session is None:

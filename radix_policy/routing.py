@@ -1,0 +1,141 @@
+"""Who is called next, from several predictors at once.
+
+No single way of counting is right everywhere: a pipeline that changes wants short memory, random routing long memory
+and heavy smoothing, a speaker selector is only predictable from the agent before it. So these are mixed:
+
+    fast    (N_ij + b * pi_ij) / (N_i + b)          counts that fade by 2 % a step, b = 0.5
+    slow    the same on counts that fade by 0.2 %
+    flat    slow with b = 20: nearly pi
+    pair    (N_hij + kappa * fast) / (N_hi + kappa)  h: the agent before i; kappa = 3, at most 512 pairs
+
+pi_ij is the share of agent j among all transitions, given that an agent follows itself as often as agents do overall.
+Each has the weight exp(sum of its log-probabilities of what really happened, fading by 1 % a step). The first three
+make the chain that first passage runs on; `pair` sharpens the first two steps (hazard.py).
+"""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radix_policy.transitions import TransitionCounts
+
+_FORGET = 0.99
+_FLOOR = 1e-4
+_LIGHT, _HEAVY, _KAPPA = 0.5, 20.0, 3.0
+_PAIRS = 512
+_PAIR_FADE = 0.98
+FAST, SLOW, FLAT, PAIR = range(4)
+
+
+class Router:
+    """The mixture. `chain` are the world's own (fast) counts; the rest is kept here."""
+
+    def __init__(self, chain: TransitionCounts, slow_decay: float = 0.998, light: float = _LIGHT) -> None:
+        self.chain = chain
+        self.slow = TransitionCounts(decay=slow_decay)
+        self.light = light
+        self.scores = [0.0, 0.0, -1.0, -1.0]
+        self._pairs: OrderedDict[tuple[int, int], dict[int, float]] = OrderedDict()
+        self._shares: list[list[float]] = []
+
+    def weights(self, *, pairs: bool) -> list[float]:
+        """Of fast, slow, flat and (0 unless `pairs`) pair."""
+        top = max(self.scores)
+        raw = [math.exp(s - top) for s in self.scores]
+        if not pairs:
+            raw[PAIR] = 0.0
+        total = sum(raw)
+        return [w / total for w in raw] if total > 0 else [1.0, 0.0, 0.0, 0.0]
+
+    def observe(self, before: int, source: int, target: int) -> None:
+        """`source` was followed by `target`; `before` came before source, -1 when nothing did.
+
+        Call it before `chain` counts the transition.
+        """
+        p = self._row_probabilities(before, source, target)
+        if p is not None:
+            for e in range(4):
+                self.scores[e] = _FORGET * self.scores[e] + math.log(max(p[e], _FLOOR))
+        self.slow.add(source, target)
+        if before >= 0:
+            row = self._pairs.get((before, source))
+            if row is None:
+                if len(self._pairs) >= _PAIRS:
+                    self._pairs.popitem(last=False)
+                row = self._pairs[before, source] = {}
+            else:
+                self._pairs.move_to_end((before, source))
+            for known in row:
+                row[known] *= _PAIR_FADE
+            row[target] = row.get(target, 0.0) + 1.0
+
+    def _row_probabilities(self, before: int, source: int, target: int) -> list[float] | None:
+        shares = self._shares
+        if max(source, target) >= len(shares):
+            return None
+        share = shares[source][target]
+        fast_n, slow_n = self.chain.total(source), self.slow.total(source)
+        fast = (self.chain.count(source, target) + self.light * share) / (fast_n + self.light)
+        slow_count = self.slow.count(source, target)
+        slow = (slow_count + self.light * share) / (slow_n + self.light)
+        flat = (slow_count + _HEAVY * share) / (slow_n + _HEAVY)
+        row = self._pairs.get((before, source)) if before >= 0 else None
+        pair = fast
+        if row:
+            pair = (row.get(target, 0.0) + _KAPPA * fast) / (sum(row.values()) + _KAPPA)
+        return [fast, slow, flat, pair]
+
+    # ---- tables ----
+
+    def matrix(self, agents: int) -> NDArray[np.float64]:
+        """P(next | current, no END) by the first three predictors; a row without any evidence is zero."""
+        self.chain.ensure(agents)
+        self.slow.ensure(agents)
+        fast = np.array([self.chain.counts(i) for i in range(agents)]).reshape(agents, agents)
+        slow = np.array([self.slow.counts(i) for i in range(agents)]).reshape(agents, agents)
+        share = _shares(slow)
+        self._shares = share.tolist()
+        w = self.weights(pairs=False)
+        p = np.zeros((agents, agents))
+        for weight, counts, b in ((w[FAST], fast, self.light), (w[SLOW], slow, self.light), (w[FLAT], slow, _HEAVY)):
+            rows = np.add.reduce(counts.T, axis=0) + max(b, 1e-9)
+            p += weight * (counts + b * share) / rows[:, None]
+        return p
+
+    def pair_row(self, before: int, source: int, base: NDArray[np.float64]) -> NDArray[np.float64]:
+        """P(next | before, source, no END), from `base`, the row of `matrix`."""
+        row = self._pairs.get((before, source))
+        if not row:
+            return base
+        weight = self.weights(pairs=True)[PAIR]
+        if weight < 0.01:
+            return base
+        pair = _KAPPA * base
+        for target, n in row.items():
+            if target < len(pair):
+                pair[target] += n
+        return (1.0 - weight) * base + weight * pair / (sum(row.values()) + _KAPPA)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the counts, about."""
+        return self.slow.nbytes + sum(120 + 50 * len(row) for row in self._pairs.values())
+
+
+def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """pi_ij."""
+    agents = len(counts)
+    column = np.add.reduce(counts, axis=0)
+    total = sum(column.tolist())
+    if total <= 0:
+        return np.zeros((agents, agents))
+    diagonal = np.arange(agents)
+    own = (sum(counts[diagonal, diagonal].tolist()) + 1.0 / agents) / (total + 1.0)
+    pi = np.repeat(column[None, :] / total, agents, axis=0)
+    pi[diagonal, diagonal] = 0.0
+    others = np.maximum(np.add.reduce(pi.T, axis=0), 1e-12)
+    pi *= (1.0 - own) / others[:, None]
+    pi[diagonal, diagonal] = own
+    return pi
