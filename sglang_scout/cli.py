@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor = commands.add_parser("doctor", help="versions, every SGLang seam, and the configuration keys")
     doctor.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args(argv)
+    warnings.simplefilter("ignore")  # SGLang's imports warn of hardware that is not here
     report = examine()
     if args.json:
         print(json.dumps(report, indent=2))

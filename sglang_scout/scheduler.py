@@ -51,11 +51,11 @@ def bridge_of(tree_cache: Any) -> Bridge | None:
     return getattr(getattr(tree_cache, "tree_core", None), "scout", None)
 
 
-def namespace(*parts: str | None) -> str:
-    """The parts (extra_key, cache_salt, LoRA id) joined so that no two different tuples give one text; "" for none."""
-    if not any(part is not None for part in parts):
+def namespace(extra_key: str | None, cache_salt: str | None, lora_id: str | None) -> str:
+    """The three joined so that no two different tuples give one text, absent and empty told apart; "" for none."""
+    if extra_key is None and cache_salt is None and lora_id is None:
         return ""
-    return "".join("-" if part is None else f"{len(part)}:{part}" for part in parts)
+    return "".join("-" if part is None else f"{len(part)}:{part}" for part in (extra_key, cache_salt, lora_id))
 
 
 # ---- requests ----
