@@ -81,8 +81,8 @@ def play(workload: Workload, concurrency: int, config: dict[str, Any] | None = N
             session, call = by_rid[event.rid]
             seen.append(Seen(session, call, answer.pop()))
 
-    loop.runtime.world.identifier.resolve = resolving  # type: ignore[method-assign]
-    loop.runtime.observe = observing  # type: ignore[method-assign]
+    loop.runtime.world.identifier.resolve = resolving  # type: ignore[method-assign, assignment]
+    loop.runtime.observe = observing  # type: ignore[method-assign, assignment]
     loop.run()
     return seen
 
