@@ -255,10 +255,6 @@ def test_bad_config_refuses_to_start(tiny_model: Path) -> None:
     assert said.startswith(
         "sglang-scout: error: --radix-eviction-policy-config: unknown key 'max_agent' for policy 'scout'; known keys: "
     )
-    code, said = refused(tiny_model, *flags, '{"max_agents": 0}')
-    assert code == 2 and said.endswith("key 'max_agents': got 0, allowed: whole number in [1, 1024]")
-    code, said = refused(tiny_model, "--radix-eviction-policy", "cachescout", "--pp-size", "2")
-    assert code == 2 and said.endswith("--radix-eviction-policy cachescout does not support --pp-size 2 yet")
 
 
 def test_an_unselected_plugin_leaves_the_name_unknown(tiny_model: Path) -> None:
@@ -290,7 +286,7 @@ def test_the_switch_gives_the_rust_core_and_lru(tiny_model: Path, generate: Gene
 
 def drive(server: Server, generate: Generate, threads: int = 6, tokens: int = 24, **kw: int) -> None:
     """A workload at some concurrency; every answer has its length."""
-    calls = workload(**{"sessions": 10, "turns": 4, **kw})
+    calls = workload(**{"sessions": 24, "turns": 4, **kw})
 
     def one(call: tuple[list[int], dict[str, Any]]) -> int:
         answer = generate(server.url, call[0], tokens, ignore_eos=True, custom_params={"scout": call[1]})
@@ -319,7 +315,8 @@ def test_two_tensor_parallel_ranks_agree(start_server: Any, generate: Generate) 
     drive(server, generate, threads=4, tokens=8)
     state = assert_sound(server)
     assert state["counters"]["device_calls"] > 0
-    assert "consensus" not in server.log_tail(200).lower()
+    log = server.log_path.read_text(errors="replace")
+    assert "Rank consensus checker is enabled" in log and "Found rank divergence" not in log
 
 
 @pytest.mark.slow
@@ -337,7 +334,7 @@ def test_host_tier(page_size: str, start_server: Any, generate: Generate) -> Non
         env=VERIFY,
     )
     drive(server, generate)
-    drive(server, generate, seed=1, sessions=16)
+    drive(server, generate, seed=1)
     state = assert_sound(server)
     assert state["mirror"]["host_only"] > 0 and state["counters"]["host_calls"] > 0
 
