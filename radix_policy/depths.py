@@ -38,3 +38,34 @@ class AnchorDepths:
     def of(self, agent: int) -> int:
         """Tokens of the agent's anchor; 0 while unknown."""
         return self._depth[agent] if 0 <= agent < len(self._depth) else 0
+
+
+class DeadTails:
+    """How many tokens at the end of an agent's prompts the session's next call of it does not take up.
+
+    A closing instruction ("now choose the next speaker") moves on with every call. Learned per agent from calls that
+    parted from the prompt before inside it; of the last 16 the lower fifth counts, so that a rare rewrite of the whole
+    tail says nothing. Fewer than `least` tokens count as none.
+    """
+
+    def __init__(self, least: int = 16) -> None:
+        self.least = least
+        self._seen: list[list[int]] = []
+        self._tail: list[int] = []
+
+    def saw(self, agent: int, tokens: int) -> None:
+        """A call parted that many tokens before the end of the prompt before; 0 when it took up all of it."""
+        while len(self._seen) <= agent:
+            self._seen.append([])
+            self._tail.append(0)
+        seen = self._seen[agent]
+        seen.append(max(tokens, 0))
+        if len(seen) > 16:
+            del seen[0]
+        if len(seen) >= 4:
+            low = sorted(seen)[len(seen) // 5]
+            self._tail[agent] = low if low >= self.least else 0
+
+    def of(self, agent: int) -> int:
+        """Dead tokens at the end of the agent's prompts."""
+        return self._tail[agent] if 0 <= agent < len(self._tail) else 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from radix_policy.config import key
-from radix_policy.depths import AnchorDepths
+from radix_policy.depths import AnchorDepths, DeadTails
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.grouped_index import GroupedIndex
 from radix_policy.hazard import HazardConfig, HazardModel
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _OLD = -1  # stands for every visit three or more calls back
 _OLD_AFTER = 3
+_NEVER = 1 << 62
+_DEAD_WORTH = 0.05  # what is left of the worth of a part that is expected not to be taken up
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,14 @@ class ScoutConfig(HazardConfig):
 
     learn_reuse: bool = key(True, "learn q; false: every call of the right agent reuses")
     cut: bool = key(True, "learn where anchors end, and keep the head of a trimmed node for other sessions")
+    dead_tails: bool = key(True, "learn which end of a prompt the next call does not take up, and lose it first")
     trim: bool = key(True, "cut the last victim down to what is needed")
 
 
 class NodeNote:
     """What scout keeps of a node."""
 
-    __slots__ = ("agent", "created", "cut", "last", "visit")
+    __slots__ = ("agent", "created", "cut", "dead", "last", "visit")
 
     def __init__(self, agent: int, visit: int, calls: int, cut: int = 0) -> None:
         self.agent = agent  # of the last touch by a known session
@@ -51,10 +54,11 @@ class NodeNote:
         self.created = calls  # c of that agent when the node was made, or taken over from another agent
         self.last = calls  # c at the last touch
         self.cut = cut  # tokens from the root to the end of the agent's anchor, as known when the node was made
+        self.dead = _NEVER  # tokens from the root to where the part begins that the next call will not take up
 
     def copy(self) -> "NodeNote":
         note = NodeNote(self.agent, self.visit, self.created, self.cut)
-        note.last = self.last
+        note.last, note.dead = self.last, self.dead
         return note
 
 
@@ -70,6 +74,7 @@ class ScoutPolicy(EvictionPolicy):
         self.hazard = self.make_model()
         self.reuse = ReuseTable()
         self.depths = AnchorDepths()
+        self.tails = DeadTails()
         self._calls: list[int] = []  # c by agent
         self._weights: dict[int, tuple[int, dict[Hashable, float]]] = {}  # by session: (version, class weights)
 
@@ -104,6 +109,8 @@ class ScoutPolicy(EvictionPolicy):
         session = request.session.id
         if visit == 1 and path and path[-1].children > 0 and path[-1].session != session:
             self.depths.parted(agent, path[-1].start + path[-1].length)
+        if visit > 1 and self.config.dead_tails:
+            self._look_back(request.session, agent, visit, path)
         for node in path:
             note: NodeNote | None = node.state
             if note is None:
@@ -113,12 +120,17 @@ class ScoutPolicy(EvictionPolicy):
                 note.agent, note.created = agent, calls - node.hits
             elif node.session == session and not node.shared and visit > note.visit:
                 self.reuse.hit(agent, kind_of(node.output, node.hits), visit - 1 - note.visit)
-            note.visit, note.last = visit, calls
+            note.visit, note.last, note.dead = visit, calls, _NEVER
+        self._prompts(request.session)[agent] = request.prompt_tokens
 
     def on_insert(self, node: Node, request: "Request | None") -> None:
         self.hazard.resident += node.length
         if request is not None and request.state is not None:
-            node.state = NodeNote(*request.state, self.depths.of(request.state[0]) if self.config.cut else 0)
+            agent = request.state[0]
+            note = node.state = NodeNote(*request.state, self.depths.of(agent) if self.config.cut else 0)
+            dead = self.tails.of(agent)
+            if dead and not node.output:
+                note.dead = request.prompt_tokens - dead
 
     def on_split(self, prefix: Node, suffix: Node) -> None:
         if suffix.state is not None:
@@ -166,7 +178,8 @@ class ScoutPolicy(EvictionPolicy):
         if session is None:
             return ()
         visit = note.visit if session.visits.get(note.agent, 0) - note.visit < _OLD_AFTER else _OLD
-        return (node.session, note.agent, kind_of(node.output, node.hits), visit)
+        dead = node.start + node.length > note.dead
+        return (node.session, note.agent, kind_of(node.output, node.hits), visit, dead)
 
     def weight(self, node: Node) -> float:
         group = self.group_of(node)
@@ -189,7 +202,7 @@ class ScoutPolicy(EvictionPolicy):
             reach = view.reach[note.agent] if note.agent < len(view.reach) else 0.0
             weight = reach * (self.reuse.q(note.agent, kind, passed) if self.config.learn_reuse else 1.0)
             known[1][note.agent, kind, passed] = weight
-        return weight
+        return weight * _DEAD_WORTH if node.start + node.length > note.dead else weight
 
     def value(self, group: Hashable, weight: float) -> float:
         assert isinstance(group, int)
@@ -225,14 +238,38 @@ class ScoutPolicy(EvictionPolicy):
     def tail(self, node: Node) -> int:
         """Tokens at the node's end that its score speaks for: not the anchor at its head."""
         note: NodeNote | None = node.state
-        if note is None or node.shared or not node.start < note.cut < node.start + node.length:
+        end = node.start + node.length
+        if note is None or self._is_common(node, note):
             return node.length
-        return node.start + node.length - note.cut
+        if end > note.dead:
+            return min(end - max(note.dead, note.cut), node.length)
+        return end - max(note.cut, node.start)
 
     @staticmethod
     def _is_common(node: Node, note: NodeNote) -> bool:
         """Whether the node serves every session: two ran over it, or it is part of its agent's anchor."""
         return node.shared or node.start + node.length <= note.cut
+
+    @staticmethod
+    def _prompts(session: "Session") -> dict[int, int]:
+        """Length of the session's last prompt, by agent."""
+        if session.state is None:
+            session.state = {}
+        assert isinstance(session.state, dict)
+        return session.state
+
+    def _look_back(self, session: "Session", agent: int, visit: int, path: Sequence[Node]) -> None:
+        """Learn how much of the prompt before this call takes up."""
+        before = self._prompts(session).get(agent, 0)
+        last = path[-1] if path else None
+        if not before or last is None:
+            return
+        end = last.start + last.length
+        if end >= before:
+            self.tails.saw(agent, 0)
+        elif last.children > 0 and last.session == session.id and last.state is not None:
+            if last.state.agent == agent and last.state.visit == visit - 1:
+                self.tails.saw(agent, before - end)
 
     def _proven(self, node: Node, note: NodeNote) -> float:
         """q_n of a shared node."""
