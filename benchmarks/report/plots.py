@@ -181,7 +181,8 @@ def by_agent(points: Sequence[Point], order: Sequence[str] = ()) -> Figure:
 
 def matrices(agents: Sequence[str], true: Sequence[Sequence[float]] | None, learned: Mapping[str, Any]) -> Figure:
     """Who calls whom: the true transition rows beside what the server learned."""
-    shown = [("Learned by the server", learned["rows"])]
+    how = "Learned by the server" if learned.get("source") == "server" else "Learned (recomputed from the calls)"
+    shown = [(how, learned["rows"])]
     if true is not None:
         shown.insert(0, ("True (the workload's own)", true))
     size = max(3.2, 0.55 * len(agents) + 1.2)
