@@ -146,6 +146,7 @@ class Runtime:
         self.config: RuntimeConfig = runtime_config  # type: ignore[assignment]
         self.requests: dict[str, Request] = {}
         self.effects: list[Effect] = []
+        self._mixed: dict[NodeId, int] = {}  # nodes that hold prompt and output, and where the output begins
         transitions = TransitionCounts(decay=self.config.transition_decay)
         self.world = World(
             clock=Clock(),
@@ -296,6 +297,7 @@ class Runtime:
     def reset(self, root: NodeId) -> None:
         """See TreeListener. Requests and what was learned about agents stay."""
         self.index.clear()
+        self._mixed.clear()
         self.world.nodes.reset(root)
 
     def added(self, node: NodeId, parent: NodeId, length: int, start: int, stamp: float, rid: str | None) -> None:
@@ -306,7 +308,10 @@ class Runtime:
             self._own(record, request)
             record.priority = request.priority
             # a node is output when it starts at or past the last page that the prompt fills
-            record.output = start >= request.prompt_tokens - request.prompt_tokens % self.world.page_size
+            boundary = request.prompt_tokens - request.prompt_tokens % self.world.page_size
+            record.output = start >= boundary
+            if start < boundary < start + length:
+                self._mixed[node] = boundary
         self.policy.on_insert(record, request)
         self._refile(record)
 
@@ -321,6 +326,12 @@ class Runtime:
         nodes = self.world.nodes
         accessed = suffix_stamp != nodes[suffix].stamp  # a trim splits too, and is no access
         record = nodes.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
+        boundary = self._mixed.pop(suffix, None)
+        if boundary is not None:
+            cut = nodes[suffix].start
+            nodes[suffix].output = cut >= boundary
+            if cut != boundary:
+                self._mixed[prefix if cut > boundary else suffix] = boundary
         if accessed:
             # SGLang stamps both halves of a split as accessed; the step goes with the stamp, or LRU's order is lost
             record.step = nodes[suffix].step = self.world.clock.step
@@ -360,6 +371,7 @@ class Runtime:
         record = self.world.nodes[node]
         if record.resident:
             self.policy.on_evict(record)
+        self._mixed.pop(node, None)
         self.world.nodes.remove(node)
 
     # ---- score ----

@@ -157,6 +157,19 @@ class Conformance:
         output = {n.start: n.output for n in (tree.runtime.world.nodes[i] for i in tree.truth())}
         assert output == {0: False, 2 * BLOCK: True}
 
+    @pytest.mark.parametrize("cuts", [(2,), (1, 2), (3, 2), (1, 3, 2)])
+    def test_prompt_and_output_that_came_as_one_node(self, page_size: int, cuts: tuple[int, ...]) -> None:
+        tree = self.make(page_size)
+        prompt = blocks(0, 1)  # as when a retracted request is computed again
+        arrive(tree, "r1", prompt, "planner", "s1")
+        tree.match(prompt, "r1")
+        tree.insert(prompt + blocks(8, 9), "r1")
+        for cut in cuts:
+            tree.match(blocks(0, 1, 8, 9)[: cut * BLOCK])
+            assert_mirror(tree)
+        output = {n.start: n.output for n in (tree.runtime.world.nodes[i] for i in tree.truth())}
+        assert output == {at * BLOCK: at >= 2 for at in {0, *cuts}}
+
     def test_only_the_first_match_of_a_request_counts(self, page_size: int) -> None:
         tree = self.make(page_size)
         tree.insert(blocks(0))
