@@ -1,14 +1,18 @@
 """Tags, fingerprints, namespaces and caps."""
 
 import contextlib
+import json
 import subprocess
 import sys
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.__main__ import main
+from benchmarks.identity import b_cubed
 from radix_policy.events import Tag
 from radix_policy.identity import POOLED, AgentTable, Identifier, IdentityConfig, TagError, parse_tag
 from radix_policy.nodes import UNKNOWN
@@ -176,3 +180,32 @@ def test_fingerprint_sees_tokens_not_spans(s: tuple) -> None:
     n = len(ones)
     assert SpanPrompt(s).fingerprint(0, n) == SpanPrompt(ones).fingerprint(0, n)
     assert len(SpanPrompt(s)) == n
+
+
+def test_b_cubed_by_hand() -> None:
+    # clusters: x = {a, a, b}, y = {b}; one a is unknown
+    score = b_cubed(["x", "x", "x", "y", None], ["a", "a", "b", "b", "a"])
+    assert score.precision == pytest.approx((2 / 3 + 2 / 3 + 1 / 3 + 1) / 4)
+    assert score.recall == pytest.approx((2 / 3 + 2 / 3 + 1 / 2 + 1 / 2 + 0) / 5)
+    assert (score.unknown, score.clusters, score.truths) == (pytest.approx(0.2), 2, 2)
+    assert b_cubed([None], ["a"]).f1 == 0 and b_cubed([], []).recall == 0
+
+
+def test_the_identity_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "identity.json"
+    argv = ["identity", "--workload", "selector", "--sessions", "24", "--points", "4:2", "--json", str(out)]
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    document = json.loads(out.read_text())
+    scores, *costs = document["points"]
+    assert document["complete"] and scores["agent_later"]["f1"] > 0.95 and scores["session"]["f1"] > 0.9
+    assert [(p["policy"], p["identity"]) for p in costs] == [
+        ("lru", "tagged"),
+        ("scout", "tagged"),
+        ("scout", "inferred"),
+        ("scout", "scrambled"),
+    ]
+    assert "selector" in text and "scrambled" in text
+    assert main(argv) == 0  # everything is there already
+    for bad in (["identity"], ["identity", "--workload", "selector", "--points", "4"]):
+        assert main(bad) == 2
