@@ -88,8 +88,8 @@ class Page:
                 found.append(f'<{tag} class="{kind}">{html.escape(_show(value))}</{tag}>')
             return f"<tr>{''.join(found)}</tr>"
 
-        body = "".join(cells("td", row) for row in rows)
-        self._parts.append(f'<div class="scroll"><table>{cells("th", headers)}{body}</table></div>')
+        body = (cells("th", headers) if any(headers) else "") + "".join(cells("td", row) for row in rows)
+        self._parts.append(f'<div class="scroll"><table>{body}</table></div>')
 
     def plots(self, plots: Sequence[tuple[str, Figure]]) -> None:
         """(file name without ending, figure) side by side."""

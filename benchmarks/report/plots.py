@@ -149,7 +149,10 @@ def ttft_distribution(points: Sequence[Point]) -> Figure:
                 label=point["policy"],
             )
         ax.set_ylim(0, 101)
-        ax.set_xlim(left=0)
+        ax.set_xscale("log")  # a hit and a miss differ by a factor, and one slow call must not squeeze the rest
+        ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,g}"))
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
         ax.grid(axis="x", color=GRID, linewidth=0.8)
         ax.set_xlabel("time to first token, ms")
         ax.set_ylabel("% of calls at most this slow")

@@ -41,6 +41,11 @@ def served(page: Page, document: Document) -> None:
         ],
         [_row(p) for p in points],
     )
+    if document["kind"] == "demo":
+        page.note(
+            "The pool is small on purpose: it cannot hold the prompts of all agents, so something must go at almost "
+            "every call. With room for everything no policy has anything to choose."
+        )
     for line in _remarks(points):
         page.note(line)
     drawn = [("hit-rate", plots.hit_rates(points)), ("ttft", plots.ttft(points))]

@@ -15,8 +15,8 @@ from aiohttp import web
 class FakeSglang:
     """Serves on a free port of 127.0.0.1 in a thread while the `with` block runs.
 
-    `keep`: sequences that the cache holds, the oldest is dropped; 0: nothing is ever cached. `longest`: prompts from here
-    on are refused as SGLang refuses them. `delay_s`: seconds per call. `die_after`: calls until the connection breaks.
+    `keep`: sequences that the cache holds, the oldest is dropped; 0: nothing is ever cached. `longest`: prompts above
+    it are refused as SGLang refuses them. `delay_s`: seconds per call. `die_after`: calls until the connection breaks.
     `salt` makes another model of it.
     """
 
