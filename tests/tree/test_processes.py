@@ -268,3 +268,19 @@ answer["hooks"] = [len(h) for h in HookRegistry._hooks.values()]
     )
     assert answer["modules"] == []
     assert answer["hooks"] == [1, 1]
+
+
+def test_doctor_finds_everything_in_place() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_scout.cli", "doctor", "--json"],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("SGLANG")},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    report = json.loads(done.stdout)
+    assert [seam for seam in report["seams"] if seam["problem"] is not None] == []
+    assert done.returncode == 0 and report["ok"] and len(report["seams"]) > 50
+    assert report["versions"]["sglang"] in report["tested_with"]
+    assert {row["key"] for row in report["config"]["cachescout"]} >= {"E_max", "lambda", "max_agents"}
