@@ -23,6 +23,7 @@ COMMANDS = {
     "micro": "hot-path costs of the tree cores and policies",
     "host": "the host tier in the simulator: admission modes and sizes",
     "identity": "inferred agents and sessions against the recorded ones, and the cost in hit rate",
+    "study": "every figure of RESULTS.md, in the simulator",
     "report": "HTML and plots from result files",
 }
 
