@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.results import progress
-from benchmarks.study_plan import BIG, CURVE_STEP, Point
+from benchmarks.study_plan import CURVE_STEP, Point
 from radix_policy.simulator import Outcome, Study
 from radix_policy.workloads import Workload, make, read_trace
 
 SAY_EVERY = 5.0  # seconds between two lines of progress
+_CALLS = {"coding": 8.0, "tau": 3.4, "ag2": 2.1, "magentic": 1.0, "swe": 0.5, "chat.jsonl.gz": 5.0}  # by trace
 _WEIGHT = {"scout": 5.0, "informed": 4.0, "opt": 0.2}  # time of a run, in those of lru
 
 
@@ -120,7 +121,7 @@ def _deaf() -> None:
 def _weight(point: Point) -> float:
     """About how long a run takes, in runs of lru over 1,200 calls."""
     place = point.place
-    calls = 6.0 if place.source == BIG else 2.5 if place.is_trace else 3.2 if place.concurrency >= 64 else 1.0
+    calls = _CALLS.get(place.source.split("_")[0], 3.2 if place.concurrency >= 64 else 1.0)
     policy = point.policy
     return calls * next((w for name, w in _WEIGHT.items() if policy.startswith(name)), 1.0)
 

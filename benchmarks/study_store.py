@@ -63,12 +63,12 @@ def code_of(policy: str, root: Path = _ROOT) -> str:
     tree_only = policy in ORACLES or not _attributes(root / own) & _LEARNED
     start = [own, _NAMES, _RUNTIME, *_TREE, "simulator/loop.py", "workloads/catalogue.py", "workloads/traces.py"]
     files = _closure(root, start, {_NAMES, _FACTS, *([_RUNTIME] if tree_only else [])})
-    text = "\n".join(f"{name}\n{_bare(root / name)}" for name in sorted(files))
+    text = "\n".join(f"{name}\n{_bare(_text(root / name))}" for name in sorted(files))
     return blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _attributes(path: Path) -> set[str]:
-    return {n.attr for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Attribute)}
+    return {n.attr for n in ast.walk(ast.parse(_text(path))) if isinstance(n, ast.Attribute)}
 
 
 def _closure(root: Path, start: Iterable[str], unfollowed: set[str]) -> set[str]:
@@ -83,16 +83,23 @@ def _closure(root: Path, start: Iterable[str], unfollowed: set[str]) -> set[str]
     return seen
 
 
-@lru_cache(maxsize=1024)
-def _imports(root: Path, name: str) -> tuple[str, ...]:
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _imports(root: Path, name: str) -> list[str]:
     """Files of the package that a file imports; packages themselves count for nothing."""
-    found = []
-    for node in _statements(ast.parse((root / name).read_text(encoding="utf-8"))):
+    return [path for path in _imported(_text(root / name)) if (root / path).is_file()]
+
+
+@lru_cache(maxsize=256)
+def _imported(text: str) -> tuple[str, ...]:
+    """Paths that the imports in this source may mean."""
+    found: list[str] = []
+    for node in _statements(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("radix_policy"):
             parts = str(node.module).split(".")[1:]
-            for path in ("/".join(parts) + ".py", *("/".join([*parts, a.name]) + ".py" for a in node.names)):
-                if (root / path).is_file():
-                    found.append(path)
+            found += ["/".join(parts) + ".py", *("/".join([*parts, a.name]) + ".py" for a in node.names)]
     return tuple(found)
 
 
@@ -105,11 +112,11 @@ def _statements(tree: ast.AST) -> Iterable[ast.AST]:
         yield from _statements(node)
 
 
-def _bare(path: Path) -> str:
+@lru_cache(maxsize=256)
+def _bare(text: str) -> str:
     """The source without comments, docstrings and layout."""
     kept: list[str] = []
     fresh = True  # at the start of a statement
-    text = path.read_text(encoding="utf-8")
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type != tokenize.COMMENT]
     for token, after in zip(tokens, [*tokens[1:], tokens[-1]]):
         if token.type == tokenize.NL:
@@ -173,7 +180,6 @@ class Store:
 
     def changed(self) -> bool:
         """Whether code that was asked for is another one by now."""
-        _imports.cache_clear()
         return any(code_of(name) != code for name, code in self._codes.items())
 
     def owned(self, part: str) -> int:
