@@ -286,21 +286,23 @@ def _point(op: str, policy: str, populated: Populated, us: float) -> Point:
 def state_point(policy: str, agents: int = AGENTS) -> Point:
     """Bytes that are held after 100 sessions, without live sessions, requests in flight and tree nodes.
 
-    `policy_bytes` is the policy's own learner, `transition_bytes` the runtime's per-session chain, `identity_bytes` who
-    is who. The limit is on the learner for cachescout, whose global chain is its own, else on all three.
+    `policy_bytes` is the policy's own learner, `world_bytes` what the runtime learns for every policy (transitions,
+    ends, gaps), `identity_bytes` who is who. The limit is on the learner for cachescout, whose chain is its own, else
+    on all three.
     """
     populated = Populated(policy, 100 * Populated.CALLS, agents=agents)
     runtime = populated.runtime
     world = runtime.world
     runtime.policy.refresh()
-    apart = [world, world.clock, world.nodes, world.sessions, world.refile, runtime.index, runtime, runtime.requests]
-    apart += [*world.nodes, *world.sessions, runtime.policy.config, world.identifier.config, _PROMPT, _PROMPT.tokens]
-    sizes = {
-        "policy_bytes": deep_bytes([runtime.policy], [*apart, world.transitions, world.identifier]),
-        "transition_bytes": deep_bytes([world.transitions], apart),
-        "identity_bytes": deep_bytes([world.identifier], apart),
-    }
-    counted = sizes["policy_bytes"] if policy == "cachescout" else sum(sizes.values())
+    apart = [world, world.refile, runtime.index, runtime, runtime.requests, runtime.policy.config, _PROMPT]
+    apart += [world.clock, world.nodes, world.sessions, *world.nodes, *world.sessions, _PROMPT.tokens]
+    apart += [world.identifier.config]
+    identity = deep_bytes([world.identifier], apart)
+    learned = [v for k, v in vars(world).items() if k not in ("clock", "nodes", "sessions", "identifier")]
+    shared = deep_bytes(learned, [*apart, world.identifier, runtime.policy])
+    own = deep_bytes([runtime.policy], [*apart, world.identifier, *learned])
+    counted = own if policy == "cachescout" else own + shared + identity
+    sizes = {"policy_bytes": own, "world_bytes": shared, "identity_bytes": identity}
     return {"policy": policy, "agents": agents, "bytes": counted, "limit": STATE_LIMIT.get(policy), **sizes}
 
 
@@ -350,13 +352,13 @@ def render(document: dict[str, Any]) -> str:
             ratios = [f"{p['us'] / us:.2f}x" if us else "-" for us in base]
             rows.append([p["op"], p["core"], p["policy"], p["leaves"], round(p["us"], 2), *ratios])
         parts.append(table(["SGLang", "core", "policy", "leaves", "us", "vs python lru", "vs rust lru"], rows))
-    names = ("policy_bytes", "transition_bytes", "identity_bytes", "bytes")
+    names = ("policy_bytes", "world_bytes", "identity_bytes", "bytes")
     rows = [
         [s["policy"], s["agents"], *(s[n] for n in names), _limit(s["bytes"], s["limit"])]
         for s in document.get("state_bytes", [])
     ]
     if rows:
-        parts.append(table(["state", "agents", "learner", "transitions", "identity", "counted bytes", "limit"], rows))
+        parts.append(table(["state", "agents", "learner", "world", "identity", "counted bytes", "limit"], rows))
     return "\n\n".join(parts)
 
 

@@ -221,7 +221,10 @@ def capacity_curves(points: Sequence[Point]) -> Figure:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     fig = figure(4.6 * columns, 3.3 * rows)
-    for ax, ((workload, concurrency), group) in zip(axes(fig, rows, columns), panels.items()):
+    made = axes(fig, rows, columns)
+    for ax in made[len(panels) :]:
+        ax.set_visible(False)
+    for ax, ((workload, concurrency), group) in zip(made, panels.items()):
         policies = list(dict.fromkeys(p["policy"] for p in group))
         for policy in policies:
             line = sorted((p["capacity_tokens"], 100 * p["hit_rate"]) for p in group if p["policy"] == policy)

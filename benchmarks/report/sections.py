@@ -216,8 +216,8 @@ def micro(page: Page, document: Document) -> None:
             "Bytes at 24 agents, without live sessions and tree nodes. Counted: the learner for cachescout, else all."
         )
         page.heading("Learned state", note)
-        names = ("policy", "policy_bytes", "transition_bytes", "identity_bytes", "bytes", "limit")
-        headers = ["policy", "learner", "transitions", "identity", "counted", "limit"]
+        names = ("policy", "policy_bytes", "world_bytes", "identity_bytes", "bytes", "limit")
+        headers = ["policy", "learner", "world", "identity", "counted", "limit"]
         page.table(headers, [[s.get(n) for n in names] for s in states])
 
 

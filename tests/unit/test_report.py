@@ -149,7 +149,7 @@ def test_micro_and_host_results_have_a_page(tmp_path: Path) -> None:
         for mode in ("none", "measured")
         for size in ("0.5", "1")
     ]
-    state = [{"policy": "scout", "policy_bytes": 1, "transition_bytes": 2, "identity_bytes": 3, "bytes": 6, "limit": 9}]
+    state = [{"policy": "scout", "policy_bytes": 1, "world_bytes": 2, "identity_bytes": 3, "bytes": 6, "limit": 9}]
     html = page(tmp_path, document("micro", micro, state_bytes=state), document("host", host))
     assert "Hot-path costs" in html and "Learned state" in html and "Host tier" in html and html.count("<svg ") == 2
 
