@@ -150,6 +150,8 @@ class AgentTable:
         return "" if agent < 0 else self._names[agent][0]
 
 
+_LESSONS = 32
+_LESSON_EVERY = 16
 _TOKENS_PER_THREAD = 256  # tokens kept at most, on average over all threads
 
 
@@ -168,6 +170,8 @@ class Identifier:
             budget=max(config.identity_threads * _TOKENS_PER_THREAD, 4 * config.anchor_window),
         )
         self._anchor_of: dict[int, Node] = {}  # by agent: at most max_agents and POOLED
+        self._lessons: dict[int, tuple[int, str]] = {}  # by agent without an anchor: walks, and the last one's session
+        self._skipped = 0
         self._sessions = Sessions(self.anchors, 4 * config.identity_threads)
 
     def resolve(self, prompt: Prompt, namespace: str, tag: Tag | None) -> Identity:
@@ -184,6 +188,9 @@ class Identifier:
             agent = self._fingerprint(prompt, namespace)
         if mode != "learned" or len(prompt) == 0:
             return Identity(agent, session, namespace, tagged)
+        if session is not None and agent > POOLED and not self._teaches(agent, session):
+            known = self._anchor_of.get(agent)
+            return Identity(agent, session, namespace, tagged, known.end if known is not None else 0)
         landing = self.anchors.walk(prompt, namespace, agent if agent > POOLED else None)
         anchor = landing.anchor
         if anchor is not None and anchor.agent is not None:
@@ -193,6 +200,21 @@ class Identifier:
             who = agent if agent > POOLED or anchor is None else -anchor.seq
             session = self._sessions.resolve(prompt, namespace, landing, who)
         return Identity(agent, session, namespace, tagged, anchor.end if anchor is not None else 0)
+
+    def _teaches(self, agent: int, session: str) -> bool:
+        """Whether a call that tells all should still be walked, for the anchors' sake: it is not needed for identity.
+
+        Up to 32 times while the agent's anchor is unknown, when another session calls it than last time; and every
+        16th call of all.
+        """
+        lessons, caller = self._lessons.get(agent, (0, ""))
+        if agent in self._anchor_of or lessons >= _LESSONS:
+            self._skipped += 1
+            return self._skipped % _LESSON_EVERY == 0
+        if caller == session:
+            return False
+        self._lessons[agent] = (lessons + 1, session)
+        return True
 
     def anchor(self, agent: int) -> Prompt | None:
         """The tokens of the agent's learned anchor (part of every prompt of it), or None while there is none."""

@@ -46,7 +46,7 @@ class CacheScoutPolicy(EvictionPolicy):
         super().__init__(world, config)
         self.transitions = TransitionCounts(epsilon=self.config.epsilon)
         self.current = UNKNOWN
-        self._survival: list[float] = []
+        self._survival: list[float] | None = []  # p by agent; None: out of date
 
     def on_match(self, request: "Request", path: Sequence[Node]) -> None:
         """Algorithm 1, ObserveTouch: the runtime itself files agentOf and lastAccess."""
@@ -57,13 +57,18 @@ class CacheScoutPolicy(EvictionPolicy):
         if self.current >= 0:
             self.transitions.add(self.current, agent)
         self.current = agent
-        config = self.config
-        hops = bfs_hops(self.transitions.row, agent, len(self.transitions), config.tau, config.E_max)
+        self._survival = None  # algorithm 1 refreshes E here; it is read at the next eviction, so it is made there
+
+    def _survivals(self) -> list[float]:
+        config, current = self.config, self.current
+        hops = bfs_hops(self.transitions.row, current, len(self.transitions), config.tau, config.E_max)
         self._survival = [hop_survival(h, config.E_max) for h in hops]
+        return self._survival
 
     def score(self, node: Node) -> float:
         config, agent = self.config, node.agent
-        survival = self._survival[agent] if 0 <= agent < len(self._survival) else 0.0
+        table = self._survival if self._survival is not None else self._survivals()
+        survival = table[agent] if 0 <= agent < len(table) else 0.0
         age = self.world.clock.step - node.step
         return (survival + config.delta) * (math.exp(-config.lambda_ * age) + config.delta) * node.length
 
