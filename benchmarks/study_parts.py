@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.study_plan import IDENTITIES, Place, Plan, has_guard, switches, variations
+from benchmarks.study_keys import has_guard, switches, variations
+from benchmarks.study_plan import IDENTITIES, Place, Plan
 from benchmarks.study_tables import Found, rate, signed, table, text_table
 
 NOTABLE = 0.3  # points: a change of a number that moves the mean by more is worth a word

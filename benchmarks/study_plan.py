@@ -1,25 +1,26 @@
-"""What the study runs: its parts, each a list of points, and the keys of `scout` by introspection."""
+"""What the study runs: its parts, each a list of points."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.simulate import GRID, GRID_WORKLOADS
-from radix_policy.eviction.scout import ScoutPolicy
-from radix_policy.identity import IdentityConfig
-from radix_policy.runtime import RuntimeConfig
+from benchmarks.study_keys import has_guard, switches, variations
 
 SEEDS = (100, 101, 102)  # never tuned on
+# Who knows the law needs no guard: with one it would be no bound.
+CEILING = "informed-guard" if has_guard() else "informed"
+CEILING_WHOLE = f"{CEILING}-trim"
 # Policies that are compared closely run on every seed; for the rest one seed says enough.
-CLOSE = ("lru", "lru+trim", "lhd+trim", "cachescout", "kvflow+END", "scout-trim", "scout", "informed", "opt")
-REST = ("lfu", "slru", "s3fifo", "gdsf", "ttl", "lhd", "kvflow", "informed-trim", "belady", "beladyP")
+CLOSE = ("lru", "lru+trim", "lhd+trim", "cachescout", "kvflow+END", "scout-trim", "scout", CEILING, "opt")
+REST = ("lfu", "slru", "s3fifo", "gdsf", "ttl", "lhd", "kvflow", CEILING_WHOLE, "belady", "beladyP")
 # As a table lists them: worse first, knowing more last.
 ORDER = (
     *("lfu", "slru", "s3fifo", "gdsf", "ttl", "lhd", "lhd+trim", "lru", "lru+trim", "kvflow", "kvflow+END"),
-    *("cachescout", "scout-trim", "scout", "informed-trim", "informed", "belady", "beladyP", "opt"),
+    *("cachescout", "scout-trim", "scout", CEILING_WHOLE, CEILING, "belady", "beladyP", "opt"),
 )
 ON_TRACES = ("lru", "lru+trim", "lhd+trim", "kvflow+END", "cachescout", "scout-trim", "scout", "opt")
-ELSEWHERE = ("lru", "lru+trim", "lhd+trim", "kvflow+END", "cachescout", "scout", "informed", "opt")
+ELSEWHERE = ("lru", "lru+trim", "lhd+trim", "kvflow+END", "cachescout", "scout", CEILING, "opt")
 
 # (file, half, whether anything was tuned on it)
 TRACES = (
@@ -46,11 +47,8 @@ OTHER_POINTS, SWE_POINTS = FEW, ((4, "2F"), (16, "6F"))
 NO_LAW = ("drift", "drift:reversed")  # nothing true holds throughout, so `informed` cannot run
 
 CURVE_AT = (4, "4F")  # where the hit rate over time is kept
-CURVE_POLICIES = ("lru", "scout", "informed", "opt")
+CURVE_POLICIES = ("lru", "scout", CEILING, "opt")
 CURVE_STEP = 50  # calls
-
-# Ingredients that a number switches off
-OFF_VALUES: dict[str, float] = {"transition_decay": 1, "adapt": 0, "backoff": 0, "odds_cap": 1}
 
 PARTS = {
     "grid": "the frozen 64-point grid",
@@ -127,70 +125,6 @@ def point_of(key: dict[str, Any]) -> Point:
     return Point(place, key["policy"], key.get("identity", "tagged"))
 
 
-class Key(NamedTuple):
-    """One configuration key."""
-
-    name: str
-    default: Any
-    low: float | None
-    high: float | None
-    doc: str
-    part: str  # scout, runtime, identity
-
-    def neighbours(self) -> list[float]:
-        """A lower and a higher value: half and double, or half and double the distance to 1; inside what is allowed."""
-        x = self.default
-        if x == 0:
-            tries: Sequence[float] = (1,)
-        elif isinstance(x, int):
-            tries = (x // 2, 2 * x)
-        elif 0.5 < x < 1 and self.high is not None and self.high <= 1:
-            tries = (1 - 2 * (1 - x), 1 - (1 - x) / 2)
-        else:
-            tries = (x / 2, 2 * x)
-        low = self.low if self.low is not None else -float("inf")
-        high = self.high if self.high is not None else float("inf")
-        clipped = [min(max(round(t, 6), low), high) for t in tries]
-        return [t for t in clipped if t != x]
-
-
-def keys() -> list[Key]:
-    """Every key that `scout` takes."""
-    found = []
-    for part, config in (("scout", ScoutPolicy.Config), ("runtime", RuntimeConfig), ("identity", IdentityConfig)):
-        for field in dataclasses.fields(config):
-            meta = field.metadata
-            if field.default is dataclasses.MISSING or "doc" not in meta:
-                continue
-            name = meta["name"] or field.name
-            found.append(Key(name, field.default, meta["low"], meta["high"], meta["doc"], part))
-    return found
-
-
-def switches() -> list[tuple[str, str, str]]:
-    """(policy name, what is changed, the key's text) of every ingredient that can be switched."""
-    found = []
-    for key in keys():
-        if isinstance(key.default, bool):
-            sign = "-" if key.default else "+"
-            found.append((f"scout{sign}{key.name}", f"{key.name}={str(not key.default).lower()}", key.doc))
-        elif key.name in OFF_VALUES and key.default != OFF_VALUES[key.name]:
-            value = f"{OFF_VALUES[key.name]:g}"
-            found.append((f"scout:{key.name}={value}", f"{key.name}={value}", key.doc))
-    return found
-
-
-def variations() -> list[tuple[Key, float, str]]:
-    """(key, value, policy name) for every number, lower and higher."""
-    numbers = [k for k in keys() if isinstance(k.default, int | float) and not isinstance(k.default, bool)]
-    return [(k, v, f"scout:{k.name}={v:g}") for k in numbers for v in k.neighbours()]
-
-
-def has_guard() -> bool:
-    """Whether this version of scout has a guard to switch off."""
-    return any(k.name == "guard" and k.default is True for k in keys())
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Every point. `quick`: a small version of everything, to see that it works."""
@@ -245,7 +179,7 @@ class Plan:
 
     def other_policies(self, place: Place) -> list[str]:
         """Those of ELSEWHERE that can run there."""
-        return [p for p in ELSEWHERE if p != "informed" or not (place.is_trace or place.source in NO_LAW)]
+        return [p for p in ELSEWHERE if p != CEILING or not (place.is_trace or place.source in NO_LAW)]
 
     def ablation_places(self) -> list[Place]:
         """Where ingredients are removed."""

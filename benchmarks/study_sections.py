@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from benchmarks.simulate import GRID_WORKLOADS
-from benchmarks.study_plan import CURVE_AT, CURVE_STEP, ELSEWHERE, ON_TRACES, ORDER, REST, TRACES, Place, Plan
+from benchmarks.study_plan import (
+    CEILING,
+    CEILING_WHOLE,
+    CURVE_AT,
+    CURVE_POLICIES,
+    CURVE_STEP,
+    ELSEWHERE,
+    ON_TRACES,
+    ORDER,
+    REST,
+    TRACES,
+    Place,
+    Plan,
+)
 from benchmarks.study_plots import curve_places, curves
 from benchmarks.study_tables import (
     Difference,
@@ -35,7 +48,7 @@ RIVALS = (
     "cachescout",
     "scout",
 )
-BOUNDS = ("lru", "lru+trim", "scout-trim", "scout", "informed-trim", "informed", "belady", "beladyP", "opt")
+BOUNDS = ("lru", "lru+trim", "scout-trim", "scout", CEILING_WHOLE, CEILING, "belady", "beladyP", "opt")
 NO_HELP = 0.1  # points
 NO_ROOM = 0.2  # points from lru to opt
 
@@ -46,7 +59,7 @@ POLICY_NOTES = {
     "kvflow": "steps to execution on the declared true graph; `+END`: and told which call is a session's last",
     "cachescout": "the published score",
     "scout": "this project's; `-trim`: whole leaves only",
-    "informed": "scout's formulas with the generator's true transition and END probabilities: a bound for learning",
+    CEILING: "scout's formulas with the generator's true transition and END probabilities: a bound for learning",
     "belady, beladyP": "furthest next use on whole leaves, and with trimming: they see the future",
     "opt": "the offline optimum for the same order of requests; nothing can exceed it",
     "+trim": "the last victim is cut down to what is needed",
@@ -75,16 +88,16 @@ def grid(found: Found, plan: Plan, places: Sequence[Place]) -> list[str]:
     ]
     rows = []
     for name, group in _groups(places):
-        own = [_by_seed(found, group, "scout", other) for other in ("lru", "lru+trim", "informed", "opt")]
+        own = [_by_seed(found, group, "scout", other) for other in ("lru", "lru+trim", CEILING, "opt")]
         spread = found.differences(group, "scout")
         rows.append([name, *map(mean_and_interval, own), signed(spread[0].points), signed(spread[-1].points)])
-    total = [_by_seed(found, places, "scout", other) for other in ("lru", "lru+trim", "informed", "opt")]
+    total = [_by_seed(found, places, "scout", other) for other in ("lru", "lru+trim", CEILING, "opt")]
     spread = found.differences(places, "scout")
     rows.append(["**all**", *map(mean_and_interval, total), signed(spread[0].points), signed(spread[-1].points)])
     header = ["", "scout - lru", "scout - lru+trim", "scout - informed", "scout - opt", "least - lru", "most - lru"]
     lines += table(header, rows)
     gap = found.closed(places, "scout")
-    ceiling = found.closed(places, "informed")
+    ceiling = found.closed(places, CEILING)
     if gap is not None and ceiling:
         lines += [
             f"Of the gap from lru to opt, scout closes {gap:.1f} % with trimming and "
@@ -201,7 +214,7 @@ def cold(found: Found, plan: Plan, places: Sequence[Place]) -> list[str]:
     rates = curves(found, places)
     rows = []
     for i in range(len(rates["lru"])):
-        values = [rates[p][i] for p in ("lru", "scout", "informed", "opt")]
+        values = [rates[p][i] for p in CURVE_POLICIES]
         room = values[3] - values[0]
         share = f"{100 * (values[1] - values[0]) / room:.0f}" if room > 0.5 else ""
         rows.append([f"{CURVE_STEP * i + 1}-{CURVE_STEP * (i + 1)}", *map(rate, values), share])
@@ -212,7 +225,7 @@ def cold(found: Found, plan: Plan, places: Sequence[Place]) -> list[str]:
         "",
         *table(["calls", "lru", "scout", "informed", "opt", "gap closed by scout, %"], rows),
     ]
-    behind = [a - b for a, b in zip(rates["informed"], rates["scout"])]
+    behind = [a - b for a, b in zip(rates[CEILING], rates["scout"])]
     if len(behind) > 4:
         fourth = len(behind) // 4
         early, late = fmean(behind[:fourth]), fmean(behind[-fourth:])

@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import study_parts, study_sections
-from benchmarks.study_plan import IDENTITIES, PARTS, TRACES, Place, Plan, Point, has_guard
+from benchmarks.study_keys import has_guard
+from benchmarks.study_plan import CEILING, IDENTITIES, PARTS, TRACES, Place, Plan, Point
 from benchmarks.study_plots import capacity_plot, curve_places, time_plot
 from benchmarks.study_store import Store
 from benchmarks.study_tables import Found, several, signed, text_table
@@ -134,8 +135,8 @@ def _figures(store: Store, found: Found, plan: Plan, ready: dict[str, tuple[list
     places, _ = ready["grid"]
     if places:
         gap = found.closed(places, "scout") or 0.0
-        behind = found.mean(places, "informed") - found.mean(places, "scout")
-        ceiling = found.closed(places, "informed") or 0.0
+        behind = found.mean(places, CEILING) - found.mean(places, "scout")
+        ceiling = found.closed(places, CEILING) or 0.0
         what = f"grid, gap closed with trimming (without: {found.closed(places, 'scout-trim') or 0.0:.1f} %)"
         row(what, f">= {GAP_GRID:g} %", f"{gap:.1f} %", gap >= GAP_GRID)
         row(

@@ -12,7 +12,8 @@ import radix_policy
 from benchmarks import study, study_run
 from benchmarks.__main__ import main
 from benchmarks.study_cost import Tape, size_of
-from benchmarks.study_plan import ORDER, PARTS, TRACES, Place, Plan, Point, keys, point_of, switches, variations
+from benchmarks.study_keys import keys, switches, variations
+from benchmarks.study_plan import ORDER, PARTS, TRACES, Place, Plan, Point, point_of
 from benchmarks.study_run import measure
 from benchmarks.study_store import Store, code_of
 from benchmarks.study_tables import Found, interval, signed
