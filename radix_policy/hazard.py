@@ -98,7 +98,7 @@ class HazardModel:
         self.resident = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
         self._evicted_before, self._evicted_at, self._turnover = 0, 0.0, 0.0
-        self._discounts = np.ones(config.horizon)
+        self._discounts: NDArray[np.float64] = np.ones(config.horizon)
         self._new_none: list[float] = []
         self._waits = self._calls = world.gaps.tables(config.gamma)
         self._now = -1.0
@@ -263,7 +263,6 @@ class HazardModel:
         if view.epoch == self.epoch and view.calls == session.calls and view.hint == session.next_agent:
             return
         view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
-        i = session.agent
         weights = self._step_weights(session.entry, session.calls)
         reach = self._reach_of(session, weights)
         if session.next_agent >= 0:
@@ -309,7 +308,7 @@ class HazardModel:
 
     def _start(self, agents: int) -> None:
         """G_new and the chance that no new session visits an agent in time."""
-        world, config = self.world, self.config
+        world = self.world
         starts = world.starts.counts
         total = sum(starts.values())
         worth = np.zeros(agents)

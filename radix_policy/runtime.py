@@ -16,6 +16,7 @@ from radix_policy.events import (
     Effect,
     Event,
     PrefixMatched,
+    Prompt,
     RequestArrived,
     RequestFinished,
     SessionClosed,
@@ -63,6 +64,7 @@ class Request:
         "namespace",
         "next_agent",
         "priority",
+        "prompt",
         "prompt_tokens",
         "rid",
         "session",
@@ -70,12 +72,13 @@ class Request:
         "tagged",
     )
 
-    def __init__(self, rid: str, agent: int, session: Session | None, namespace: str, prompt_tokens: int) -> None:
+    def __init__(self, rid: str, agent: int, session: Session | None, namespace: str, prompt: Prompt) -> None:
         self.rid = rid
+        self.prompt = prompt
         self.agent = agent
         self.session = session
         self.namespace = namespace
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = len(prompt)
         self.tagged = False
         self.final = False
         self.next_agent = UNKNOWN  # the client's forecast, UNKNOWN when none or never seen
@@ -192,7 +195,7 @@ class Runtime:
         session = None
         if identity.session is not None:
             session = world.sessions.open(event.namespace, identity.session)
-        request = Request(event.rid, identity.agent, session, event.namespace, len(event.prompt))
+        request = Request(event.rid, identity.agent, session, event.namespace, event.prompt)
         request.tagged, request.priority = identity.tagged, event.priority
         if tag is not None:
             request.final = tag.final
@@ -384,11 +387,24 @@ class Runtime:
     def evicting(self) -> Iterator[Drain | GroupedDrain]:
         """One eviction call: `with runtime.evicting() as drain: ... drain.next()`."""
         self.policy.refresh()
-        drain = self.index.drain()
+        index = self.index
+        drain: Drain | GroupedDrain = index.drain()
+        ours = drain.next() if isinstance(index, GroupedIndex) else None
+        if ours is not None and not self.policy.duel(ours, index.oldest()):
+            drain = index.drain(lru=True)  # type: ignore[call-arg]
         try:
             yield drain
         finally:
             drain.end()
+
+    def duel(self, ours: NodeId, lru: NodeId) -> bool:
+        """For engines that order leaves themselves, once per eviction call and before it drops anything.
+
+        `ours` is the leaf with the lowest (score, stamp, id), `lru` the one with the lowest (stamp, id). Returns
+        whether the scores hold for this call; if not, the guard has found LRU better of late: use LRU's order.
+        """
+        nodes = self.world.nodes
+        return self.policy.duel(nodes[ours], nodes[lru])
 
     # ---- predict ----
 

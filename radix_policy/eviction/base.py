@@ -59,6 +59,13 @@ class EvictionPolicy(ABC):
     def on_session(self, session: "Session") -> None:
         """A session ended (`session.ended`), was dropped from the table, or came back."""
 
+    def on_reset(self) -> None:
+        """The tree forgot every node."""
+
+    def duel(self, ours: Node, lru: Node | None) -> bool:
+        """Compare the policy's next victim with LRU's; whether the policy's order holds for this eviction call."""
+        return True
+
     def refresh(self) -> None:
         """Called once before each eviction call: bring cached tables up to date."""
 

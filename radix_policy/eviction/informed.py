@@ -17,9 +17,10 @@ from radix_policy.workloads.base import Workload
 
 def informed(workload: Workload) -> type[ScoutPolicy]:
     """The policy that knows this workload's law; ValueError when the workload has none."""
-    law, rows, names = workload.end_probability, workload.transitions, workload.agents
-    if law is None or rows is None:
+    law, true_rows, names = workload.end_probability, workload.transitions, workload.agents
+    if law is None or true_rows is None:
         raise ValueError(f"workload {workload.name!r} has no true law: informed cannot run on it")
+    rows: Sequence[Sequence[float]] = true_rows
     by_name = {f"tag:{name}": i for i, name in enumerate(names)}
 
     class InformedModel(HazardModel):

@@ -5,7 +5,7 @@
     shared node     1 - Q(a) ^ q_n     Q: no call of agent a comes, over all live sessions and new ones (hazard.py)
                                        q_n = min(1, (hits + 1) / (c - c_created + 1), 2 / (c - c_last) if above 2)
                                        with c the calls of agent a so far
-    no session      LRU order, below everything that is known to be alive
+    no session      the same chance by age and kind (ages.py); LRU order inside a kind
 
 A node is private until a second session runs over it. No size and no recomputation cost: freeing |b| tokens that are
 hit with chance p loses p |b| of them, so the knapsack ratio is p. Scores are real numbers; ties go in LRU order.
@@ -15,11 +15,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from radix_policy.ages import AgeModel
 from radix_policy.config import key
 from radix_policy.depths import AnchorDepths, DeadTails
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.grouped_index import GroupedIndex
+from radix_policy.guard import Duel, GuardConfig, Mark, mark_of
 from radix_policy.hazard import HazardConfig, HazardModel
+from radix_policy.identity import POOLED
 from radix_policy.nodes import UNKNOWN, Node
 from radix_policy.reuse import ReuseTable, kind_of
 
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
 _OLD = -1  # stands for every visit three or more calls back
 _OLD_AFTER = 3
 _NEVER = 1 << 62
+_NOTHING = -7  # the group of nodes that no request is known to have made; -1..-6 are the kinds without a session
+_SHARED = -8
 _DEAD_WORTH = 0.05  # what is left of the worth of a part that is expected not to be taken up
 
 
 @dataclass(frozen=True)
-class ScoutConfig(HazardConfig):
+class ScoutConfig(HazardConfig, GuardConfig):
     """Keys of scout."""
 
     learn_reuse: bool = key(True, "learn q; false: every call of the right agent reuses")
@@ -46,7 +51,7 @@ class ScoutConfig(HazardConfig):
 class NodeNote:
     """What scout keeps of a node."""
 
-    __slots__ = ("agent", "created", "cut", "dead", "last", "visit")
+    __slots__ = ("agent", "created", "cut", "dead", "last", "mark", "seconds", "visit")
 
     def __init__(self, agent: int, visit: int, calls: int, cut: int = 0) -> None:
         self.agent = agent  # of the last touch by a known session
@@ -54,11 +59,13 @@ class NodeNote:
         self.created = calls  # c of that agent when the node was made, or taken over from another agent
         self.last = calls  # c at the last touch
         self.cut = cut  # tokens from the root to the end of the agent's anchor, as known when the node was made
+        self.seconds = 0.0  # the clock at the last touch
+        self.mark: Mark | None = None  # what the guard recognises it by
         self.dead = _NEVER  # tokens from the root to where the part begins that the next call will not take up
 
     def copy(self) -> "NodeNote":
         note = NodeNote(self.agent, self.visit, self.created, self.cut)
-        note.last, note.dead = self.last, self.dead
+        note.last, note.dead, note.mark, note.seconds = self.last, self.dead, self.mark, self.seconds
         return note
 
 
@@ -75,6 +82,9 @@ class ScoutPolicy(EvictionPolicy):
         self.reuse = ReuseTable()
         self.depths = AnchorDepths()
         self.tails = DeadTails()
+        self.guard = Duel(self.config)
+        self.ages = AgeModel()
+        self._aged = -1  # events of `ages` at its last refresh
         self._calls: list[int] = []  # c by agent
         self._weights: dict[int, tuple[int, dict[Hashable, float]]] = {}  # by session: (version, class weights)
 
@@ -103,10 +113,14 @@ class ScoutPolicy(EvictionPolicy):
         request.state = (agent, session.visits[agent], self._calls[agent])
 
     def on_match(self, request: "Request", path: Sequence[Node]) -> None:
+        if self.config.guard:
+            root = self.world.nodes.root
+            self.guard.matched(request.prompt, path, root.id if root is not None else -1)
         if request.state is None or request.session is None:
+            self._match_alone(request, path)
             return
         agent, visit, calls = request.state
-        session = request.session.id
+        session, now = request.session.id, self.world.clock.seconds
         if visit == 1 and path and path[-1].children > 0 and path[-1].session != session:
             self.depths.parted(agent, path[-1].start + path[-1].length)
         if visit > 1 and self.config.dead_tails:
@@ -114,33 +128,55 @@ class ScoutPolicy(EvictionPolicy):
         for node in path:
             note: NodeNote | None = node.state
             if note is None:
-                node.state = NodeNote(agent, visit, calls)
-                continue
-            if note.agent != agent:
+                note = node.state = NodeNote(agent, visit, calls)
+            elif note.agent != agent:
                 note.agent, note.created = agent, calls - node.hits
             elif node.session == session and not node.shared and visit > note.visit:
                 self.reuse.hit(agent, kind_of(node.output, node.hits), visit - 1 - note.visit)
-            note.visit, note.last, note.dead = visit, calls, _NEVER
+            note.visit, note.last, note.dead, note.seconds = visit, calls, _NEVER, now
+            if note.mark is None:
+                self._mark(node, note, request)
         self._prompts(request.session)[agent] = request.prompt_tokens
 
     def on_insert(self, node: Node, request: "Request | None") -> None:
         self.hazard.resident += node.length
-        if request is not None and request.state is not None:
-            agent = request.state[0]
-            note = node.state = NodeNote(*request.state, self.depths.of(agent) if self.config.cut else 0)
+        if request is None:
+            return
+        page = self.world.page_size
+        if request.state is None:
+            note = NodeNote(POOLED, 0, 0)
+        else:
+            agent, visit, calls = request.state
+            cut = self.depths.of(agent) if self.config.cut else 0
+            note = NodeNote(agent, visit, calls, -(-cut // page) * page)
             dead = self.tails.of(agent)
             if dead and not node.output:
-                note.dead = request.prompt_tokens - dead
+                note.dead = -(-(request.prompt_tokens - dead) // page) * page
+        note.seconds = self.world.clock.seconds
+        node.state = note
+        self._mark(node, note, request)
 
     def on_split(self, prefix: Node, suffix: Node) -> None:
-        if suffix.state is not None:
-            prefix.state = suffix.state.copy()
+        note: NodeNote | None = suffix.state
+        if note is not None:
+            prefix.state = note.copy()
+            if note.mark is not None:
+                # the part without the mark has none until a prompt shows it
+                holder = prefix.state if note.mark.at >= suffix.start else note
+                holder.mark = None
+        if self.config.guard:
+            self.guard.split(prefix, suffix)
 
     def on_evict(self, node: Node) -> None:
         self.hazard.resident -= node.length
         self.hazard.evicted += node.length
+        if self.config.guard:
+            self.guard.dropped(node)
         note: NodeNote | None = node.state
         if note is None or self._is_common(node, note):
+            return
+        if node.session == UNKNOWN:
+            self.ages.lost(kind_of(node.output, node.hits), self.world.clock.seconds - note.seconds)
             return
         session = self.world.sessions.get(node.session)
         if session is not None:
@@ -157,23 +193,43 @@ class ScoutPolicy(EvictionPolicy):
             self._weights.pop(session.id, None)
         self.world.regroup(session)
 
+    def on_reset(self) -> None:
+        self.guard.clear()
+        self.hazard.resident = 0
+
+    def duel(self, ours: Node, lru: Node | None) -> bool:
+        if not self.config.guard:
+            return True
+        if lru is not None and ours.state is not None and lru.state is not None:
+            tokens = min(self.tail(ours), lru.length)
+            self.guard.chose(ours, ours.state.mark, lru, lru.state.mark, tokens)
+        return self.guard.in_control
+
     def refresh(self) -> None:
         self.hazard.refresh()
+        if self.ages.events > self._aged + 64 or (self._aged < 0 < self.ages.events):
+            self._aged = self.ages.events
+            self.ages.refresh(self.hazard.gamma, self.world.gaps.cycle)
 
     # ---- scores: GroupedPolicy ----
 
     def group_of(self, node: Node) -> int:
-        """A session's id; UNKNOWN; or -2 - agent for the shared nodes of an agent."""
-        if node.session == UNKNOWN or node.state is None:
-            return UNKNOWN
-        return -2 - node.state.agent if self._is_common(node, node.state) else node.session
+        """A session's id; -1 - kind where the session is unknown; or _SHARED - agent for what serves all sessions."""
+        note: NodeNote | None = node.state
+        if note is None:
+            return _NOTHING
+        if node.shared or node.start + node.length <= note.cut:
+            return _SHARED - note.agent
+        return node.session if node.session != UNKNOWN else -1 - kind_of(node.output, node.hits)
 
     def class_of(self, node: Node) -> Hashable | None:
-        if node.session == UNKNOWN or node.state is None:
+        note: NodeNote | None = node.state
+        if note is None:
             return ()
-        note = node.state
         if self._is_common(node, note):
             return (node.id,)
+        if node.session == UNKNOWN:
+            return (-1 - kind_of(node.output, node.hits),)
         session = self.world.sessions.get(node.session)
         if session is None:
             return ()
@@ -183,11 +239,13 @@ class ScoutPolicy(EvictionPolicy):
 
     def weight(self, node: Node) -> float:
         group = self.group_of(node)
-        if group == UNKNOWN:
+        if group == _NOTHING:
             return 0.0
         note: NodeNote = node.state
-        if group < 0:
+        if group <= _SHARED:
             return self._proven(node, note)
+        if group < 0:
+            return note.seconds
         session = self.world.sessions.get(group)
         view = self.hazard.view(session) if session is not None else None
         if session is None or view is None:
@@ -209,8 +267,12 @@ class ScoutPolicy(EvictionPolicy):
         if group >= 0:
             view = self.hazard.view_of(group)
             return view.coefficient * weight if view is not None else 0.0
+        if group == _NOTHING:
+            return 0.0
+        if group > _SHARED:
+            return self.ages.value(-1 - group, self.world.clock.seconds - weight)
         none = self.hazard.none
-        agent = -2 - group
+        agent = _SHARED - group
         return 1.0 - none[agent] ** weight if 0 <= agent < len(none) else 0.0
 
     def version(self, group: Hashable) -> Hashable:
@@ -233,7 +295,7 @@ class ScoutPolicy(EvictionPolicy):
         return self.value(group, self.weight(node))
 
     def snapshot(self) -> dict[str, Any]:
-        return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch}
+        return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch, **self.guard.snapshot()}
 
     def tail(self, node: Node) -> int:
         """Tokens at the node's end that its score speaks for: not the anchor at its head."""
@@ -244,6 +306,10 @@ class ScoutPolicy(EvictionPolicy):
         if end > note.dead:
             return min(end - max(note.dead, note.cut), node.length)
         return end - max(note.cut, node.start)
+
+    def _mark(self, node: Node, note: NodeNote, request: "Request") -> None:
+        if self.config.guard:
+            note.mark = mark_of(request.prompt, node, request.prompt_tokens, note.cut)
 
     @staticmethod
     def _is_common(node: Node, note: NodeNote) -> bool:
@@ -258,6 +324,19 @@ class ScoutPolicy(EvictionPolicy):
         assert isinstance(session.state, dict)
         return session.state
 
+    def _match_alone(self, request: "Request", path: Sequence[Node]) -> None:
+        """A call without a session ran over these nodes."""
+        now = self.world.clock.seconds
+        for node in path:
+            note: NodeNote | None = node.state
+            if note is None:
+                note = node.state = NodeNote(POOLED, 0, 0)
+            elif node.session == UNKNOWN and not node.shared:
+                self.ages.hit(kind_of(node.output, node.hits), now - note.seconds)
+            note.seconds, note.dead = now, _NEVER
+            if note.mark is None:
+                self._mark(node, note, request)
+
     def _look_back(self, session: "Session", agent: int, visit: int, path: Sequence[Node]) -> None:
         """Learn how much of the prompt before this call takes up."""
         before = self._prompts(session).get(agent, 0)
@@ -267,9 +346,12 @@ class ScoutPolicy(EvictionPolicy):
         end = last.start + last.length
         if end >= before:
             self.tails.saw(agent, 0)
-        elif last.children > 0 and last.session == session.id and last.state is not None:
-            if last.state.agent == agent and last.state.visit == visit - 1:
-                self.tails.saw(agent, before - end)
+            return
+        note: NodeNote | None = last.state
+        if note is None or last.children == 0 or last.session != session.id:
+            return
+        if (note.agent, note.visit) == (agent, visit - 1):
+            self.tails.saw(agent, before - end)
 
     def _proven(self, node: Node, note: NodeNote) -> float:
         """q_n of a shared node."""

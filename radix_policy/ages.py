@@ -1,0 +1,84 @@
+"""What a node is worth when nobody knows whose it is: by its age and what became of others like it.
+
+For nodes run over by calls without a session, by kind (output or prompt; hits 0, 1, 2+) and age since the last touch
+(the bins of gaps.py): hits and evictions at that age. An eviction censors, so the hazard of a hit is
+
+    h_k = (hits_k + prior_k) / (hits and evictions at or beyond bin k, half of k's evictions + 1)
+    V_k = h_k * exp(-theta * half a bin) + (1 - h_k) * exp(-theta * a bin) * V_(k+1)
+
+on the same scale as every other score: the discounted chance of a hit. V is made non-increasing in age (the best that
+is still to come), so that LRU order inside a kind is score order. Counts are halved at 4,096.
+"""
+
+import math
+from bisect import bisect_right
+
+from radix_policy.gaps import EDGES
+
+_BINS = len(EDGES) - 1
+_KINDS = 6
+_HALVE_AT = 4096.0
+
+
+class AgeModel:
+    """Hits and evictions of nodes without a session, and V."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self._hits = [[0.0] * _BINS for _ in range(_KINDS)]
+        self._lost = [[0.0] * _BINS for _ in range(_KINDS)]
+        self._total = [0.0] * _KINDS
+        self._values = [[0.0] * (_BINS + 1) for _ in range(_KINDS)]
+
+    def hit(self, kind: int, age: float) -> None:
+        """A node of that kind was run over again."""
+        self._add(self._hits, kind, age)
+
+    def lost(self, kind: int, age: float) -> None:
+        """It was evicted."""
+        self._add(self._lost, kind, age)
+
+    def refresh(self, gamma: float, cycle: float) -> None:
+        """Rebuild V."""
+        theta = (1.0 - gamma) / cycle if cycle > 0 else 0.0
+        pooled_hits = [sum(self._hits[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
+        pooled_lost = [sum(self._lost[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
+        pooled = _hazards(pooled_hits, pooled_lost, None)
+        steps = [math.exp(-theta * (EDGES[k + 1] - EDGES[k])) for k in range(_BINS)]
+        for kind in range(_KINDS):
+            hazards = _hazards(self._hits[kind], self._lost[kind], pooled)
+            values = self._values[kind]
+            value = best = 0.0
+            for k in range(_BINS - 1, -1, -1):
+                value = hazards[k] * math.sqrt(steps[k]) + (1.0 - hazards[k]) * steps[k] * value
+                best = max(best, value)
+                values[k] = best
+
+    def value(self, kind: int, age: float) -> float:
+        """V at that age, linear inside a bin."""
+        k = min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)
+        low, high = EDGES[k], EDGES[k + 1]
+        share = min(max((age - low) / (high - low), 0.0), 1.0)
+        values = self._values[kind]
+        return values[k] + (values[k + 1] - values[k]) * share
+
+    def _add(self, table: list[list[float]], kind: int, age: float) -> None:
+        table[kind][min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)] += 1.0
+        self.events += 1
+        self._total[kind] += 1.0
+        if self._total[kind] >= _HALVE_AT:
+            self._total[kind] /= 2
+            self._hits[kind] = [x / 2 for x in self._hits[kind]]
+            self._lost[kind] = [x / 2 for x in self._lost[kind]]
+
+
+def _hazards(hits: list[float], lost: list[float], pooled: list[float] | None) -> list[float]:
+    hazards = [0.0] * _BINS
+    beyond = 0.0
+    for k in range(_BINS - 1, -1, -1):
+        beyond += hits[k] + lost[k]
+        risk = beyond - lost[k] / 2
+        prior = pooled[k] if pooled is not None else 0.0
+        weight = 4.0 if pooled is not None else 1.0
+        hazards[k] = min((hits[k] + weight * prior) / (risk + weight), 1.0)
+    return hazards
