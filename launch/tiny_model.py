@@ -6,16 +6,28 @@ than float noise, and the batch's shape alone flips a token. So one part of this
 other part an ordinary random transformer that is too weak to overrule it:
 
 - *digital*: each token has an 11-bit code. In each of the 3 layers, 12 attention heads pick the tokens at 12 fixed
-  distances (RoPE phases, see ``_PICK_WEIGHTS``), the MLP takes the parity of the picked codes and the own one, and
-  the result, back at exactly +-1, is the code of the next layer. The distances (1..12, 13 x 1..12, 169 x 1..12) make
-  the final code the parity of the last 2,197 tokens: one wrong token or KV row changes the output. The token whose
-  code that is gets the top logit; every other one is at least 2 lower, before the second part.
+  distances (RoPE phases, see ``_PICK_WEIGHTS``) and rotate their codes, each head by another number of bits. The MLP
+  takes the parity of these and the own code, bit by bit, and the result, back at +-1, is the code for the next layer.
+  The distances (1..12, 13 x 1..12, 169 x 1..12) make the final code depend on each of the last 2,197 tokens: one wrong
+  token among them changes the output. The token that the final code stands for gets the top logit; all others are at
+  least 2 lower, before the second part.
 - *random*: the other channels are random embeddings, attention heads and MLP units as in any random model. They reach
-  the logits with a deviation of about ``SOFT_LOGIT_STD`` and depend smoothly on every token of the context.
+  the logits with a deviation near ``SOFT_LOGIT_STD`` and depend smoothly on every token of the context.
 
-The text that it writes is noise. Special tokens are never written, so a generation ends by its token limit.
+The text that it writes is noise. Special tokens are never the best choice, so a greedy generation ends by its token
+limit. It wants float32.
 
-Size: 3 layers, width 512, 16 heads over 4 KV heads, 2,056 tokens, float32; 12 KiB of KV per token.
+Size: 3 layers, width 512, 16 heads over 4 KV heads, 2,056 tokens; 97 MiB on disk, 3 KiB of KV per token.
+
+Measured with ``--measure`` (2026-11-30; 2 cores of an Intel Xeon with other jobs on them; SGLang 0.5.23, torch 2.13.0):
+
+- 5,120 greedy tokens, each computed three ways (nothing cached, all cached, 8 requests at once): 0 differ; smallest
+  margin between the best two logits 1.12, median 1.77; largest difference of a log probability between the ways
+  6.8e-5. Margin over noise: 16,000. 1,877 different tokens were written.
+- One wrong KV row in a context of 300 (another token's, in all layers): the largest change of a logit is 1.0e-3 at
+  least, 3.9e-3 in the median, and 71 % of 80-token outputs change.
+- Time to the first token over HTTP, 300 tokens: miss 181 ms, hit 31 ms, ratio 5.9 (medians of 60 at a load of 3; the
+  best were 150 and 25 ms). Decode: 9 ms per token.
 """
 
 import argparse
