@@ -301,6 +301,7 @@ class Runtime:
         """See TreeListener. Requests and what was learned about agents stay."""
         self.index.clear()
         self._mixed.clear()
+        self.policy.on_reset()
         self.world.nodes.reset(root)
 
     def added(self, node: NodeId, parent: NodeId, length: int, start: int, stamp: float, rid: str | None) -> None:

@@ -46,7 +46,18 @@ class Bridge:
         self.seconds = 0.0
         self.faults: dict[str, int] = {}
         self.counters = dict.fromkeys(
-            ("requests", "tagged", "tag_errors", "finished", "aborted", "overflowed", "device_calls", "host_calls"), 0
+            (
+                "requests",
+                "tagged",
+                "tag_errors",
+                "finished",
+                "aborted",
+                "overflowed",
+                "device_calls",
+                "host_calls",
+                "lru_calls",
+            ),
+            0,
         )
         self._scores: dict[int, float] | None = {}  # of the eviction call that runs; None: LRU
         self._outer: list[dict[int, float] | None] = []
@@ -163,9 +174,19 @@ class Bridge:
         try:
             policy.refresh()
             score = policy.score
-            self._scores = {node.id: score(nodes[node.id]) for node in leaves}
+            scores = {node.id: score(nodes[node.id]) for node in leaves}
+            if kind == "device_calls" and scores and not self._duel(scores, leaves):
+                self.counters["lru_calls"] += 1
+                return
+            self._scores = scores
         except Exception:
             self.count_fault("score")
+
+    def _duel(self, scores: dict[int, float], leaves: Iterable[Any]) -> bool:
+        """Whether the guard lets the scores decide this call."""
+        lru = min(leaves, key=lambda n: (n.last_access_time, n.id))
+        ours = min(leaves, key=lambda n: (scores[n.id], n.last_access_time, n.id))
+        return self.runtime.duel(ours.id, lru.id)
 
     def end_call(self) -> None:
         """The eviction call is over."""

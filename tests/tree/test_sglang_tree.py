@@ -89,8 +89,8 @@ def test_locked_requests_are_never_victims(policy: str) -> None:
     assert_mirror(tree)
 
 
-def test_a_finished_session_goes_before_older_live_ones() -> None:
-    tree = SglangTree()
+def one_session_over(tree: SglangTree) -> None:
+    """Three calls each of two sessions, the later one closed."""
     for number, session in enumerate(["alive", "over"]):
         for turn in range(3):
             rid = f"{session}{turn}"
@@ -101,6 +101,32 @@ def test_a_finished_session_goes_before_older_live_ones() -> None:
             tree.runtime.observe(Tick(number * 10 + turn, float(number * 10 + turn)))
             tree.runtime.observe(RequestFinished(rid))
     tree.runtime.observe(SessionClosed("over"))
+
+
+def test_a_finished_session_goes_before_older_live_ones() -> None:
+    tree = SglangTree()
+    one_session_over(tree)
     first = tree.evict(1)
     assert first[0].sequence[:16] == blocks(10), "LRU would take the older session's leaf"
     assert_mirror(tree)
+
+
+def test_while_the_guard_prefers_lru_victims_are_lrus_and_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = SglangTree()
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(tree.runtime.policy, "duel", lambda ours, lru: asked.append((ours.id, lru.id)) or False)
+    one_session_over(tree)
+    first = tree.evict(1)
+    assert first[0].sequence[:16] == blocks(0), "scout would take the ended session's leaf"
+    assert len(asked) == 1 and asked[0][0] != asked[0][1]
+    assert tree.bridge.counters["lru_calls"] == 1
+    assert_mirror(tree)
+
+
+def test_a_flush_is_told_to_the_policy() -> None:
+    tree = SglangTree()
+    calls: list[int] = []
+    tree.runtime.policy.on_reset = lambda: calls.append(1)  # type: ignore[method-assign]
+    tree.insert(blocks(0))
+    tree.cache.reset()
+    assert calls == [1] and not list(tree.nodes())
