@@ -11,7 +11,9 @@ is still to come), so that LRU order inside a kind is score order. Counts are ha
 """
 
 import math
+from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from radix_policy.gaps import EDGES
 
@@ -25,10 +27,10 @@ class AgeModel:
 
     def __init__(self) -> None:
         self.events = 0
-        self._hits = [[0.0] * _BINS for _ in range(_KINDS)]
-        self._lost = [[0.0] * _BINS for _ in range(_KINDS)]
+        self._hits = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
+        self._lost = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
         self._total = [0.0] * _KINDS
-        self._values = [[0.0] * (_BINS + 1) for _ in range(_KINDS)]
+        self._values = [array("f", bytes(4 * (_BINS + 1))) for _ in range(_KINDS)]
 
     def hit(self, kind: int, age: float) -> None:
         """A node of that kind was run over again."""
@@ -62,17 +64,18 @@ class AgeModel:
         values = self._values[kind]
         return values[k] + (values[k + 1] - values[k]) * share
 
-    def _add(self, table: list[list[float]], kind: int, age: float) -> None:
+    def _add(self, table: "list[array[float]]", kind: int, age: float) -> None:
         table[kind][min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)] += 1.0
         self.events += 1
         self._total[kind] += 1.0
         if self._total[kind] >= _HALVE_AT:
             self._total[kind] /= 2
-            self._hits[kind] = [x / 2 for x in self._hits[kind]]
-            self._lost[kind] = [x / 2 for x in self._lost[kind]]
+            for row in (self._hits[kind], self._lost[kind]):
+                for k in range(_BINS):
+                    row[k] /= 2
 
 
-def _hazards(hits: list[float], lost: list[float], pooled: list[float] | None) -> list[float]:
+def _hazards(hits: Sequence[float], lost: Sequence[float], pooled: list[float] | None) -> list[float]:
     hazards = [0.0] * _BINS
     beyond = 0.0
     for k in range(_BINS - 1, -1, -1):

@@ -16,6 +16,7 @@ In a cohort of age t the survivors already seen to call are (1 - e)(1 - S), and 
 ratio is e whatever t is. The shares are rebuilt at every refresh and vanish when all sessions are resolved.
 """
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -56,10 +57,9 @@ class EndModel:
     def __init__(self, transitions: TransitionCounts, *, by_turn: bool = True) -> None:
         self.transitions = transitions
         self.by_turn = by_turn  # False: by agent only
-        self._ends: list[list[float]] = []  # [entry][bucket]
-        self._trials: list[list[float]] = []
-        self._soft_agent: list[float] = []
-        self._rates: list[list[float]] = []
+        self._ends: list[array[float]] = []  # [entry][bucket]
+        self._trials: list[array[float]] = []
+        self._rates: list[array[float]] = []
         self._means: list[float] = []
         self._agent_rates: list[float] = []
 
@@ -73,7 +73,7 @@ class EndModel:
         self.transitions.ensure(agents)
         for table in (self._ends, self._trials):
             while len(table) < agents:
-                table.append([0.0] * BUCKETS)
+                table.append(array("d", bytes(8 * BUCKETS)))
 
     def called_again(self, entry: int, turns: int) -> None:
         """A session of that type that had made `turns` calls made one more."""
@@ -130,12 +130,11 @@ class EndModel:
         for e_row, n_row in zip(ends, trials, strict=True):
             mean = (sum(e_row) + turn_prior * overall) / (sum(n_row) + turn_prior)
             self._means.append(min(mean, _NEVER))
-            self._rates.append(
-                [
-                    min((e + turn_prior * (mean + by_bucket[b]) / 2) / (n + turn_prior), _NEVER)
-                    for b, (e, n) in enumerate(zip(e_row, n_row, strict=True))
-                ]
+            rates = (
+                min((e + turn_prior * (mean + by_bucket[b]) / 2) / (n + turn_prior), _NEVER)
+                for b, (e, n) in enumerate(zip(e_row, n_row, strict=True))
             )
+            self._rates.append(array("d", rates))
 
     def agent_rate(self, agent: int) -> float:
         """e_i of the last refresh."""
