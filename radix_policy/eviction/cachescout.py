@@ -7,7 +7,9 @@
 
 The current agent is global, a transition is counted when it changes (algorithm 1, lines 16-25), |b| is the node's
 length in tokens (in vLLM a constant 16; in a radix tree it varies, which is why this policy can lose to LRU), and
-age counts scheduler steps since the last access. The paper gives no values; the defaults below are ours.
+age counts scheduler steps since the last access. The paper gives no values. The defaults are those that did best in the
+simulator among lambda 0.0005 to 0.01, tau 0.05 and 0.1, delta 0.01 and 0.05 on eight points of the grid (seed 1): a mean
+hit rate of 58.9 % where LRU has 57.9 % and the worst combination 53.4 %.
 """
 
 import math
@@ -30,10 +32,10 @@ class CacheScoutConfig:
     """The paper's parameters by the paper's names."""
 
     epsilon: float = key(0.01, "smoothing of transition counts (eq. 3)", low=0, high=10, unit="counts")
-    tau: float = key(0.05, "least probability that makes an edge (eq. 7)", low=0, high=1)
+    tau: float = key(0.1, "least probability that makes an edge (eq. 7)", low=0, high=1)
     E_max: int = key(8, "horizon of the hop distance (eq. 8)", low=1, high=1024, unit="hops")
-    lambda_: float = key(0.001, "recency decay (eq. 9)", low=0, high=10, unit="1/step", name="lambda")
-    delta: float = key(0.05, "floor of both factors (eq. 9)", low=0, high=1)
+    lambda_: float = key(0.003, "recency decay (eq. 9)", low=0, high=10, unit="1/step", name="lambda")
+    delta: float = key(0.01, "floor of both factors (eq. 9)", low=0, high=1)
 
 
 class CacheScoutPolicy(EvictionPolicy):
