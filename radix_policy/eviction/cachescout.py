@@ -7,9 +7,9 @@
 
 The current agent is global, a transition is counted when it changes (algorithm 1, lines 16-25), |b| is the node's
 length in tokens (in vLLM a constant 16; in a radix tree it varies, which is why this policy can lose to LRU), and
-age counts scheduler steps since the last access. The paper gives no values. The defaults are those that did best in the
-simulator among lambda 0.0005 to 0.01, tau 0.05 and 0.1, delta 0.01 and 0.05 on eight points of the grid (seed 1): a mean
-hit rate of 58.9 % where LRU has 57.9 % and the worst combination 53.4 %.
+age counts scheduler steps since the last access. The paper gives no values. The defaults did best in the simulator
+among lambda 0.0005 to 0.01, tau 0.05 and 0.1, delta 0.01 and 0.05 on eight points of the grid (seed 1): a mean hit
+rate of 58.9 %, where LRU has 57.9 % and the worst combination 53.4 %.
 """
 
 import math
