@@ -10,6 +10,7 @@ from radix_policy.runtime import RuntimeConfig
 
 # Ingredients that a number switches off
 OFF_VALUES: dict[str, float] = {"transition_decay": 1, "adapt": 0, "backoff": 0, "odds_cap": 1}
+OTHER_MODE = "identity window:"  # keys that work in a mode that is not the default
 
 
 class Key(NamedTuple):
@@ -68,6 +69,7 @@ def switches() -> list[tuple[str, str, str]]:
 def variations() -> list[tuple[Key, float, str]]:
     """(key, value, policy name) for every number, lower and higher."""
     numbers = [k for k in keys() if isinstance(k.default, int | float) and not isinstance(k.default, bool)]
+    numbers = [k for k in numbers if not k.doc.startswith(OTHER_MODE)]
     return [(k, v, f"scout:{k.name}={v:g}") for k in numbers for v in k.neighbours()]
 
 

@@ -154,7 +154,10 @@ class Plan:
         """A fixed part of the grid, on the first seed."""
         at = FEW if few or self.quick else SUBSET
         names = GRID_WORKLOADS[1:3] if self.quick else GRID_WORKLOADS
-        return [Place(n, c, f, SEEDS[0], None, self.sessions) for n in names for c, f in at]
+        places = [Place(n, c, f, SEEDS[0], None, self.sessions) for n in names for c, f in at]
+        if few and not self.quick:  # every topology once, the less predictable ones twice
+            places = [p for p in places if (p.concurrency, p.capacity) == at[0] or p.source in names[2:]]
+        return places
 
     def trace_places(self, held_out_only: bool = False, big: bool = True, few: bool = False) -> list[Place]:
         """The recorded traces under pressure."""
