@@ -212,7 +212,7 @@ class GroupedIndex:
             leaves = home.classes.get(key)
             head = self._head(key, leaves) if leaves is not None else None
             if head is not None:
-                heapq.heappush(heads, (weight, head.stamp, head.id, key))
+                heapq.heappush(heads, (self._policy.weight(head), head.stamp, head.id, key))
         return None
 
     def dead_head(self) -> Node | None:
