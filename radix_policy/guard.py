@@ -1,24 +1,28 @@
-"""A paired duel with LRU: who chose the better victim, and so who is in control.
+"""Never much worse than LRU: a shadow of the cache that LRU would have kept.
 
-When the policy and LRU would drop different leaves, the pair is kept (at most 512). Whichever of the two is asked for
-first shows who was wrong: LRU's choice first is a win, the policy's choice first a loss, weighted by the tokens that
-both would have freed. It does not matter whose victim was really dropped, so the duel goes on under either control:
+While the policy is in control, the guard follows what plain LRU (whole leaves, no trimming) would hold instead:
 
-    LRU's order while  losses > margin * wins
+    marked   in the cache, but LRU would have dropped it
+    ghost    dropped, but LRU would still hold it
 
-Wins and losses fade (each resolved pair takes 1 / memory off both), so that a policy that has lost its bearings is out
-within tens of pairs, and back as soon as it would win again. It starts with a
-small credit of wins.
+Both caches are as large as each other: whenever ghosts outweigh the marked tokens, the shadow drops its own oldest
+leaf (a cached one is marked, a ghost is forgotten). A request that runs over marked nodes is a gain of their tokens,
+one that asks for ghosts is a loss of theirs. So the regret against LRU is known in tokens, at every moment:
 
-Recognising what is asked for. Each node has a mark: 16 tokens at its start (past the agent's anchor, when the node
-holds both), or for an output the last 16 tokens of the prompt before it. A leaf that is still there is asked for when
-a match runs over its mark. One that was dropped leaves a ghost at its deepest ancestor that is still there; it is
-asked for when a match ends at that ancestor and the prompt shows the mark at the same place. Tokens that no prompt
-ever showed have no mark, and their leaves do not duel.
+    regret = max(-budget, regret + losses - gains),  budget = guard_budget * mean prompt
+
+and when it passes +budget, LRU takes over for guard_rest * tokens held of evictions. Then the policy is tried again,
+from a fresh shadow; each failure in a row doubles the rest (at most 64 times), a gain of a whole budget ends the row.
+So wrong identities cost one budget per trial and the trials get rarer; right ones keep the policy in control.
+
+Recognising a ghost. Every node has a mark: 16 tokens at its start (past the agent's anchor when it holds both), or for
+an output the last 16 of the prompt before it. A ghost hangs on its deepest ancestor that is still there, and is asked
+for when a match ends at that ancestor and the prompt shows the mark at its place. The cut-off tail of a leaf has no
+mark; it is asked for when its head is, or by its own session when the match ends where it began.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,172 +31,273 @@ from radix_policy.events import Prompt
 from radix_policy.nodes import Node
 
 WIDTH = 16  # tokens of a mark
-_PENDING = 512
+_GHOSTS = 4096  # at most; the oldest is forgotten
+_EWMA = 0.02
+_LONGEST = 64  # rests may grow to this many times the first
 
 
 @dataclass(frozen=True)
 class GuardConfig:
     """Keys of the guard."""
 
-    guard: bool = key(True, "fall back to LRU's order while the policy loses against it")
-    guard_margin: float = key(1.02, "losses per win that are tolerated", low=0, high=100)
-    guard_memory: float = key(150.0, "resolved pairs that the duel remembers", low=1, high=1e6, unit="pairs")
-    guard_credit: float = key(1000.0, "wins assumed at the start", low=0, high=1e9, unit="tokens")
+    guard: bool = key(True, "use LRU's order while the policy loses against it")
+    guard_budget: float = key(
+        3.0, "tokens that may be lost against LRU in one trial", low=0.01, high=1e6, unit="mean prompts"
+    )
+    guard_rest: float = key(4.0, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
 
 
 class Mark(NamedTuple):
-    """What a node is recognised by."""
+    """What a node is recognised by: tokens [start, stop) of a prompt hash to `hash`."""
 
     at: int  # the node holds this token (counted from the root)
-    start: int  # tokens [start, stop) of a prompt must hash to `hash`
+    start: int
     stop: int
     hash: int
 
 
 def mark_of(prompt: Prompt, node: Node, prompt_tokens: int, cut: int) -> Mark | None:
-    """The mark of a node that the prompt covers, or that is the output after it; None when it is too short."""
-    end = node.start + node.length
+    """The mark of a node that the prompt covers, or that is the output after it; None when there is none."""
     if node.start >= prompt_tokens:
-        if node.start > prompt_tokens or prompt_tokens < WIDTH:
+        tail = prompt_tokens - WIDTH
+        if node.start > prompt_tokens or tail < 0:
             return None
-        return Mark(
-            node.start, prompt_tokens - WIDTH, prompt_tokens, prompt.fingerprint(prompt_tokens - WIDTH, prompt_tokens)
-        )
-    start = cut if node.start < cut < end else node.start
+        return Mark(node.start, tail, prompt_tokens, prompt.fingerprint(tail, prompt_tokens))
+    start = cut if node.start < cut < min(node.start + node.length, prompt_tokens) else node.start
     stop = min(start + WIDTH, prompt_tokens)
     return Mark(start, start, stop, prompt.fingerprint(start, stop))
 
 
-class _Pair:
-    __slots__ = ("number", "sides", "weight")
+class _Ghost:
+    __slots__ = ("asked", "attached", "dead", "head", "mark", "number", "session", "stamp", "start", "tokens")
 
-    def __init__(self, number: int, weight: int) -> None:
+    def __init__(self, number: int, node: Node, mark: Mark | None, dead: bool, attached: int) -> None:
         self.number = number
-        self.weight = weight
-        self.sides: tuple[_Side, ...] = ()
-
-
-class _Side:
-    __slots__ = ("ghost", "mark", "node", "pair", "win")
-
-    def __init__(self, pair: _Pair, win: bool, node: int, mark: Mark) -> None:
-        self.pair = pair
-        self.win = win  # asking for it is a win
-        self.node = node  # the node that holds the mark; of a ghost: the deepest ancestor that is still there
+        self.start = node.start
+        self.tokens = node.length
+        self.stamp = node.stamp
+        self.session = node.session
         self.mark = mark
-        self.ghost = False
+        self.dead = dead  # its agent never takes it up again: cannot be recognised
+        self.attached = attached
+        self.head: int | None = None  # number of the ghost that it hangs on, when that is one
+        self.asked = False
 
 
-class Duel:
-    """The pairs and the score."""
+class Guard:
+    """The shadow, the regret, and who is in control."""
 
-    def __init__(self, config: GuardConfig) -> None:
+    def __init__(self, config: GuardConfig, nodes: Callable[[int], Node | None]) -> None:
+        """`nodes` finds a node of the tree by id."""
         self.config = config
-        self.wins = config.guard_credit
-        self.losses = 0.0
-        self.resolved = 0
-        self.switches = 0
-        self.in_control = True  # the policy, not LRU
+        self.in_control = True  # the policy; False: LRU
+        self.held = 0  # tokens in the tree
+        self.mean_prompt = 0.0  # tokens, EWMA
+        self.regret = 0.0
+        self.gained = self.lost = 0  # tokens, over all time
+        self.trials = 1
+        self._nodes = nodes
+        self._rest = config.guard_rest
+        self._resting = 0.0  # tokens of eviction until the next trial
         self._numbers = 0
-        self._pairs: OrderedDict[int, _Pair] = OrderedDict()
-        self._at: dict[int, list[_Side]] = {}  # by node
+        self._marked: dict[int, int] = {}  # tokens, by node
+        self._marked_tokens = 0
+        self._marked_children: dict[int, int] = {}
+        self._ghosts: dict[int, _Ghost] = {}  # by number, the first one the oldest
+        self._ghost_tokens = 0
+        self._at: dict[int, list[int]] = {}  # numbers of ghosts, by node
+        self._order: list[tuple[float, int, int]] = []  # (stamp, 0, node) or (stamp, 1, ghost), cleaned lazily
 
-    def __len__(self) -> int:
-        return len(self._pairs)
+    # ---- what happens ----
 
-    def chose(self, ours: Node, our_mark: Mark | None, theirs: Node, their_mark: Mark | None, tokens: int) -> None:
-        """The policy would drop `ours` and LRU `theirs` (before either is dropped)."""
-        if ours is theirs or our_mark is None or their_mark is None or our_mark == their_mark:
-            return
-        if len(self._pairs) >= _PENDING:
-            self._forget(next(iter(self._pairs.values())))
-        self._numbers += 1
-        pair = self._pairs[self._numbers] = _Pair(self._numbers, tokens)
-        pair.sides = (_Side(pair, False, ours.id, our_mark), _Side(pair, True, theirs.id, their_mark))
-        for side in pair.sides:
-            self._at.setdefault(side.node, []).append(side)
+    def begin(self, nodes: Iterable[Node]) -> bool:
+        """An eviction call begins; whether the policy's order holds for it. `nodes`: all nodes of the tree."""
+        if not self.in_control and self._resting <= 0:
+            self._clear()
+            self.in_control = True
+            self.trials += 1
+            self.regret = 0.0
+            self._order = [(n.stamp, 0, n.id) for n in nodes if n.parent is not None and n.resident]
+            heapq.heapify(self._order)
+        return self.in_control
 
-    def matched(self, prompt: Prompt, path: Sequence[Node], root: int) -> None:
-        """A prompt was looked up; `path` was found, `root` is the tree's root."""
-        held = self._at
-        if not held:
-            return
-        asked: list[_Side] = []
-        for node in path:
-            if node.id in held:
-                asked.extend(s for s in held[node.id] if not s.ghost)
-        last = path[-1].id if path else root
-        ghosts = held.get(last)
-        if ghosts is not None:
-            length = len(prompt)
-            for side in ghosts:
-                at, start, stop, mark = side.mark
-                if side.ghost and length >= stop and length > at and prompt.fingerprint(start, stop) == mark:
-                    asked.append(side)
-        for side in asked:
-            if side.pair.number in self._pairs:
-                self._resolve(side)
+    def added(self, node: Node) -> None:
+        """A node was inserted or is back."""
+        self.held += node.length
+        if self.in_control:
+            heapq.heappush(self._order, (node.stamp, 0, node.id))
 
     def split(self, prefix: Node, suffix: Node) -> None:
         """`prefix` was cut off the head of `suffix`."""
-        sides = self._at.get(suffix.id)
-        if sides is None:
+        if not self.in_control:
             return
-        moved = [s for s in sides if not s.ghost and s.mark.at < suffix.start]
-        if moved:
-            for side in moved:
-                side.node = prefix.id
-            self._at.setdefault(prefix.id, []).extend(moved)
-            self._put(suffix.id, [s for s in sides if s.ghost or s.mark.at >= suffix.start])
+        heapq.heappush(self._order, (prefix.stamp, 0, prefix.id))
+        if suffix.id in self._marked:
+            self._marked[suffix.id] = suffix.length
+            self._marked[prefix.id] = prefix.length
+            self._marked_children[prefix.id] = 1
+        # what counted for the suffix's parent now hangs on the prefix, whose mark is the suffix's
 
-    def dropped(self, node: Node) -> None:
-        """The node leaves the device."""
-        sides = self._at.pop(node.id, None)
-        if sides is None or node.parent is None:
+    def dropped(self, node: Node, mark: Mark | None, dead: bool) -> None:
+        """A node leaves the device."""
+        self.held -= node.length
+        if not self.in_control:
+            self._resting -= node.length
             return
-        for side in sides:
-            side.ghost = True
-            side.node = node.parent.id
-        self._at.setdefault(node.parent.id, []).extend(sides)
+        parent = node.parent
+        below = self._at.pop(node.id, [])
+        self._marked_children.pop(node.id, None)
+        number: int | None = None
+        if node.id in self._marked:
+            self._unmark(node)
+        elif parent is not None:
+            self._numbers += 1
+            number = self._numbers
+            ghost = self._ghosts[number] = _Ghost(number, node, mark, dead, parent.id)
+            self._ghost_tokens += ghost.tokens
+            self._at.setdefault(parent.id, []).append(number)
+            heapq.heappush(self._order, (ghost.stamp, 1, number))
+            if len(self._ghosts) > _GHOSTS:
+                self._forget(next(iter(self._ghosts.values())))
+        for hanging in below:
+            ghost = self._ghosts[hanging]
+            if number is None or parent is None:
+                self._forget(ghost)  # the shadow holds no child without its parent
+                continue
+            ghost.attached = parent.id
+            if ghost.head is None:
+                ghost.head = number
+            self._at.setdefault(parent.id, []).append(hanging)
+        self._balance(node)
 
-    def clear(self) -> None:
-        """The tree was reset."""
-        self._pairs.clear()
-        self._at.clear()
+    def matched(self, prompt: Prompt, path: Sequence[Node], root: int, session: int) -> None:
+        """A prompt was looked up; `path` was found below `root`."""
+        length = len(prompt)
+        self.mean_prompt += (_EWMA if self.mean_prompt else 1.0) * (length - self.mean_prompt)
+        if not self.in_control:
+            return
+        gained = lost = 0
+        if self._marked:
+            for node in path:
+                if node.id in self._marked:
+                    gained += node.length
+                    self._unmark(node)
+        hanging = self._at.get(path[-1].id if path else root)
+        if hanging:
+            lost = self._ask(prompt, hanging, session)
+        if gained or lost:
+            self.gained += gained
+            self.lost += lost
+            budget = self.config.guard_budget * self.mean_prompt
+            self.regret = max(self.regret + lost - gained, -budget)
+            if self.regret > budget:
+                self._yield()
+            elif self.regret <= -budget:
+                self._rest = self.config.guard_rest
+            self._balance()
+
+    def reset(self) -> None:
+        """The tree forgot every node."""
+        self._clear()
+        self.held = 0
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for status."""
         return {
             "in_control": "scout" if self.in_control else "lru",
-            "duel_wins": round(self.wins, 1),
-            "duel_losses": round(self.losses, 1),
-            "duels_resolved": self.resolved,
-            "control_switches": self.switches,
+            "guard_regret_tokens": round(self.regret),
+            "guard_gained_tokens": self.gained,
+            "guard_lost_tokens": self.lost,
+            "guard_trials": self.trials,
         }
 
-    def _resolve(self, side: _Side) -> None:
-        keep = 1.0 - 1.0 / self.config.guard_memory
-        self.wins *= keep
-        self.losses *= keep
-        if side.win:
-            self.wins += side.pair.weight
-        else:
-            self.losses += side.pair.weight
-        self.resolved += 1
-        control = self.losses <= self.config.guard_margin * self.wins
-        self.switches += control != self.in_control
-        self.in_control = control
-        self._forget(side.pair)
+    # ---- inside ----
 
-    def _forget(self, pair: _Pair) -> None:
-        del self._pairs[pair.number]
-        for side in pair.sides:
-            sides = self._at.get(side.node)
-            if sides is not None:
-                self._put(side.node, [s for s in sides if s is not side])
+    def _ask(self, prompt: Prompt, hanging: list[int], session: int) -> int:
+        """Tokens of the ghosts that the prompt asks for; they are back in both caches."""
+        length = len(prompt)
+        asked: list[_Ghost] = []
+        # shallow first, so that a head is decided before what hangs on it
+        for ghost in sorted((self._ghosts[n] for n in hanging), key=lambda g: (g.start, g.number)):
+            if ghost.dead or length <= ghost.start + 1:
+                continue
+            mark = ghost.mark
+            if mark is not None:
+                wanted = length >= mark.stop and prompt.fingerprint(mark.start, mark.stop) == mark.hash
+            elif ghost.head is not None:
+                head = self._ghosts.get(ghost.head)
+                wanted = head is not None and head.asked
+            else:
+                wanted = ghost.session == session
+            if wanted:
+                ghost.asked = True
+                asked.append(ghost)
+        lost = 0
+        for ghost in asked:
+            lost += min(ghost.tokens, length - 1 - ghost.start)
+            self._forget(ghost)
+        return lost
 
-    def _put(self, node: int, sides: list[_Side]) -> None:
-        if sides:
-            self._at[node] = sides
-        else:
-            self._at.pop(node, None)
+    def _balance(self, leaving: Node | None = None) -> None:
+        """Let the shadow drop its oldest until it is no larger than the cache, from which `leaving` just goes."""
+        order, aside = self._order, []
+        while self._ghost_tokens > self._marked_tokens and order:
+            stamp, ghostly, number = heapq.heappop(order)
+            if ghostly:
+                ghost = self._ghosts.get(number)
+                if ghost is not None:
+                    self._forget(ghost)
+                continue
+            node = self._nodes(number)
+            if node is None or node is leaving or not node.resident or number in self._marked:
+                continue
+            if node.stamp != stamp:
+                heapq.heappush(order, (node.stamp, 0, number))
+            elif node.locks or node.children > self._marked_children.get(number, 0):
+                aside.append((stamp, 0, number))
+            else:
+                self._mark(node)
+        for entry in aside:
+            heapq.heappush(order, entry)
+
+    def _mark(self, node: Node) -> None:
+        self._marked[node.id] = node.length
+        self._marked_tokens += node.length
+        if node.parent is not None:
+            parent = node.parent.id
+            self._marked_children[parent] = self._marked_children.get(parent, 0) + 1
+
+    def _unmark(self, node: Node) -> None:
+        self._marked_tokens -= self._marked.pop(node.id)
+        heapq.heappush(self._order, (node.stamp, 0, node.id))
+        if node.parent is not None:
+            parent = node.parent.id
+            left = self._marked_children.get(parent, 0) - 1
+            if left > 0:
+                self._marked_children[parent] = left
+            else:
+                self._marked_children.pop(parent, None)
+
+    def _forget(self, ghost: _Ghost) -> None:
+        del self._ghosts[ghost.number]
+        self._ghost_tokens -= ghost.tokens
+        hanging = self._at.get(ghost.attached)
+        if hanging is not None:
+            hanging.remove(ghost.number)
+            if not hanging:
+                del self._at[ghost.attached]
+
+    def _yield(self) -> None:
+        """LRU takes over."""
+        self.in_control = False
+        self._resting = self._rest * self.held
+        self._rest = min(2 * self._rest, _LONGEST * self.config.guard_rest)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._marked.clear()
+        self._marked_children.clear()
+        self._ghosts.clear()
+        self._at.clear()
+        self._order = []
+        self._marked_tokens = self._ghost_tokens = 0

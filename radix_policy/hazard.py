@@ -95,7 +95,7 @@ class HazardModel:
         self._stay: list[float] = []  # 1 - e_i
         self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
         self.gamma = config.gamma  # as adapted to the turnover
-        self.resident = 0  # tokens in the tree
+        self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
         self._evicted_before, self._evicted_at, self._turnover = 0, 0.0, 0.0
         self._discounts: NDArray[np.float64] = np.ones(config.horizon)
@@ -133,8 +133,9 @@ class HazardModel:
 
     # ---- refresh ----
 
-    def refresh(self) -> None:
-        """Bring everything up to the present."""
+    def refresh(self, held: int) -> None:
+        """Bring everything up to the present; `held`: tokens in the tree."""
+        self._held = held
         world = self.world
         world.transitions.ensure(len(world.identifier.agents))
         agents = len(world.transitions)
@@ -180,7 +181,7 @@ class HazardModel:
         ends, gaps = world.ends, world.gaps
         self.epoch += 1
         self._adapt()
-        self._discounts = self.gamma ** np.arange(config.horizon)
+        self._discounts = np.power(self.gamma, np.arange(config.horizon, dtype=np.float64))
         self._waits = gaps.tables(self.gamma)
         self._calls = world.services.tables(self.gamma, gaps.cycle)
         if config.learn_end:
@@ -206,7 +207,7 @@ class HazardModel:
             self._turnover += weight * (rate - self._turnover)
             self._evicted_before, self._evicted_at = self.evicted, now
         if config.adapt > 0 and self._turnover > 0 and cycle > 0:
-            stay = self.resident / (self._turnover * cycle)
+            stay = self._held / (self._turnover * cycle)
             self.gamma = min(max(1.0 - config.adapt / max(stay, 1e-9), config.gamma_least), config.gamma_most)
 
     def _probabilities(self, agents: int) -> NDArray[np.float64]:

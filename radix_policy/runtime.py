@@ -368,7 +368,7 @@ class Runtime:
 
     def restored(self, node: NodeId) -> None:
         """See TreeListener."""
-        self.world.nodes.restore(node)
+        self.policy.on_restore(self.world.nodes.restore(node))
 
     def removed(self, node: NodeId) -> None:
         """See TreeListener."""
@@ -387,25 +387,23 @@ class Runtime:
     @contextmanager
     def evicting(self) -> Iterator[Drain | GroupedDrain]:
         """One eviction call: `with runtime.evicting() as drain: ... drain.next()`."""
-        self.policy.refresh()
         index = self.index
-        drain: Drain | GroupedDrain = index.drain()
-        ours = drain.next() if isinstance(index, GroupedIndex) else None
-        if ours is not None and not self.policy.duel(ours, index.oldest()):
-            drain = index.drain(lru=True)  # type: ignore[call-arg]
+        if self.begin_eviction() or not isinstance(index, GroupedIndex):
+            drain: Drain | GroupedDrain = index.drain()
+        else:
+            drain = index.drain(lru=True)
         try:
             yield drain
         finally:
             drain.end()
 
-    def duel(self, ours: NodeId, lru: NodeId) -> bool:
-        """For engines that order leaves themselves, once per eviction call and before it drops anything.
+    def begin_eviction(self) -> bool:
+        """For engines that order leaves themselves: call it once per eviction call, before any score is read.
 
-        `ours` is the leaf with the lowest (score, stamp, id), `lru` the one with the lowest (stamp, id). Returns
-        whether the scores hold for this call; if not, the guard has found LRU better of late: use LRU's order.
+        Returns whether the scores hold for this call; if not, the guard has found LRU better of late: use LRU's order.
         """
-        nodes = self.world.nodes
-        return self.policy.duel(nodes[ours], nodes[lru])
+        self.policy.refresh()
+        return self.policy.holds()
 
     # ---- predict ----
 

@@ -170,23 +170,15 @@ class Bridge:
         self._scores = None
         if not self.live:
             return
-        policy, nodes = self.runtime.policy, self.runtime.world.nodes
+        runtime = self.runtime
         try:
-            policy.refresh()
-            score = policy.score
-            scores = {node.id: score(nodes[node.id]) for node in leaves}
-            if kind == "device_calls" and scores and not self._duel(scores, leaves):
+            if not runtime.begin_eviction():
                 self.counters["lru_calls"] += 1
                 return
-            self._scores = scores
+            score, nodes = runtime.policy.score, runtime.world.nodes
+            self._scores = {node.id: score(nodes[node.id]) for node in leaves}
         except Exception:
             self.count_fault("score")
-
-    def _duel(self, scores: dict[int, float], leaves: Iterable[Any]) -> bool:
-        """Whether the guard lets the scores decide this call."""
-        lru = min(leaves, key=lambda n: (n.last_access_time, n.id))
-        ours = min(leaves, key=lambda n: (scores[n.id], n.last_access_time, n.id))
-        return self.runtime.duel(ours.id, lru.id)
 
     def end_call(self) -> None:
         """The eviction call is over."""

@@ -53,6 +53,9 @@ class EvictionPolicy(ABC):
     def on_evict(self, node: Node) -> None:
         """The node's device KV is being dropped."""
 
+    def on_restore(self, node: Node) -> None:
+        """The node's KV is on the device again, after on_evict."""
+
     def on_finish(self, request: "Request") -> None:
         """A request left the engine."""
 
@@ -62,8 +65,8 @@ class EvictionPolicy(ABC):
     def on_reset(self) -> None:
         """The tree forgot every node."""
 
-    def duel(self, ours: Node, lru: Node | None) -> bool:
-        """Compare the policy's next victim with LRU's; whether the policy's order holds for this eviction call."""
+    def holds(self) -> bool:
+        """Asked once per eviction call, after `refresh`: whether the scores hold for it; if not, LRU's order does."""
         return True
 
     def refresh(self) -> None:

@@ -20,7 +20,7 @@ from radix_policy.config import key
 from radix_policy.depths import AnchorDepths, DeadTails
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.grouped_index import GroupedIndex
-from radix_policy.guard import Duel, GuardConfig, Mark, mark_of
+from radix_policy.guard import Guard, GuardConfig, Mark, mark_of
 from radix_policy.hazard import HazardConfig, HazardModel
 from radix_policy.identity import POOLED
 from radix_policy.nodes import UNKNOWN, Node
@@ -44,6 +44,7 @@ class ScoutConfig(HazardConfig, GuardConfig):
 
     learn_reuse: bool = key(True, "learn q; false: every call of the right agent reuses")
     cut: bool = key(True, "learn where anchors end, and keep the head of a trimmed node for other sessions")
+    ages: bool = key(True, "calls without a session: worth by age and kind; false: LRU order below all that is known")
     dead_tails: bool = key(True, "learn which end of a prompt the next call does not take up, and lose it first")
     trim: bool = key(True, "cut the last victim down to what is needed")
 
@@ -82,7 +83,7 @@ class ScoutPolicy(EvictionPolicy):
         self.reuse = ReuseTable()
         self.depths = AnchorDepths()
         self.tails = DeadTails()
-        self.guard = Duel(self.config)
+        self.guard = Guard(self.config, world.nodes.get)
         self.ages = AgeModel()
         self._aged = -1  # events of `ages` at its last refresh
         self._calls: list[int] = []  # c by agent
@@ -115,7 +116,8 @@ class ScoutPolicy(EvictionPolicy):
     def on_match(self, request: "Request", path: Sequence[Node]) -> None:
         if self.config.guard:
             root = self.world.nodes.root
-            self.guard.matched(request.prompt, path, root.id if root is not None else -1)
+            known = request.session.id if request.session is not None else UNKNOWN
+            self.guard.matched(request.prompt, path, root.id if root is not None else -1, known)
         if request.state is None or request.session is None:
             self._match_alone(request, path)
             return
@@ -139,7 +141,8 @@ class ScoutPolicy(EvictionPolicy):
         self._prompts(request.session)[agent] = request.prompt_tokens
 
     def on_insert(self, node: Node, request: "Request | None") -> None:
-        self.hazard.resident += node.length
+        if node.resident:
+            self.guard.added(node)
         if request is None:
             return
         page = self.world.page_size
@@ -164,15 +167,15 @@ class ScoutPolicy(EvictionPolicy):
                 # the part without the mark has none until a prompt shows it
                 holder = prefix.state if note.mark.at >= suffix.start else note
                 holder.mark = None
-        if self.config.guard:
-            self.guard.split(prefix, suffix)
+        self.guard.split(prefix, suffix)
 
     def on_evict(self, node: Node) -> None:
-        self.hazard.resident -= node.length
         self.hazard.evicted += node.length
-        if self.config.guard:
-            self.guard.dropped(node)
         note: NodeNote | None = node.state
+        if note is None:
+            self.guard.dropped(node, None, False)
+        else:
+            self.guard.dropped(node, note.mark, node.start + node.length > note.dead)
         if note is None or self._is_common(node, note):
             return
         if node.session == UNKNOWN:
@@ -182,6 +185,9 @@ class ScoutPolicy(EvictionPolicy):
         if session is not None:
             passed = session.visits.get(note.agent, 0) - note.visit
             self.reuse.lost(note.agent, kind_of(node.output, node.hits), passed)
+
+    def on_restore(self, node: Node) -> None:
+        self.guard.added(node)
 
     def on_finish(self, request: "Request") -> None:
         if request.session is not None:
@@ -194,19 +200,13 @@ class ScoutPolicy(EvictionPolicy):
         self.world.regroup(session)
 
     def on_reset(self) -> None:
-        self.guard.clear()
-        self.hazard.resident = 0
+        self.guard.reset()
 
-    def duel(self, ours: Node, lru: Node | None) -> bool:
-        if not self.config.guard:
-            return True
-        if lru is not None and ours.state is not None and lru.state is not None:
-            tokens = min(self.tail(ours), lru.length)
-            self.guard.chose(ours, ours.state.mark, lru, lru.state.mark, tokens)
-        return self.guard.in_control
+    def holds(self) -> bool:
+        return not self.config.guard or self.guard.begin(self.world.nodes)
 
     def refresh(self) -> None:
-        self.hazard.refresh()
+        self.hazard.refresh(self.guard.held)
         if self.ages.events > self._aged + 64 or (self._aged < 0 < self.ages.events):
             self._aged = self.ages.events
             self.ages.refresh(self.hazard.gamma, self.world.gaps.cycle)
@@ -270,7 +270,7 @@ class ScoutPolicy(EvictionPolicy):
         if group == _NOTHING:
             return 0.0
         if group > _SHARED:
-            return self.ages.value(-1 - group, self.world.clock.seconds - weight)
+            return self.ages.value(-1 - group, self.world.clock.seconds - weight) if self.config.ages else 0.0
         none = self.hazard.none
         agent = _SHARED - group
         return 1.0 - none[agent] ** weight if 0 <= agent < len(none) else 0.0
