@@ -44,7 +44,7 @@ class GuardConfig:
     guard_budget: float = key(
         3.0, "tokens that may be lost against LRU in one trial", low=0.01, high=1e6, unit="mean prompts"
     )
-    guard_rest: float = key(4.0, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
+    guard_rest: float = key(2.0, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
 
 
 class Mark(NamedTuple):

@@ -98,7 +98,7 @@ class HazardModel:
         self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
         self._evicted_before, self._evicted_at, self._turnover = 0, 0.0, 0.0
-        self._discounts: NDArray[np.float64] = np.ones(config.horizon)
+        self._discounts = np.ones(config.horizon)
         self._new_none: list[float] = []
         self._waits = self._calls = world.gaps.tables(config.gamma)
         self._now = -1.0
