@@ -55,3 +55,15 @@ def test_every_policy_is_asked_the_same_requests_in_the_same_order(point: tuple[
     assert len({tuple(o.calls) for o in outcomes.values()}) == 1
     assert len({tuple(o.prompts) for o in outcomes.values()}) == 1
     assert outcomes["lru"].requests > 50
+
+
+@pytest.mark.parametrize("name", ["pipeline", "selector"])
+def test_the_guard_costs_nothing_with_good_identity_and_wrong_identity_costs_little(name: str) -> None:
+    workload = make(name, seed=11, concurrency=4, sessions=16)
+    study, capacity = Study(workload), 4 * workload.largest
+    free = study.run("scout", capacity, 4, config={"guard": False}).hit_rate
+    assert points(name, 4, 4.0)["scout"] >= 100 * free - 0.5
+    for identity in ("scrambled", "scrambled-fresh"):
+        wrong = study.run("scout", capacity, 4, identity=identity)
+        assert 100 * wrong.hit_rate >= points(name, 4, 4.0)["lru"] - 3.0
+        assert wrong.order == played(name, 4, 4.0)["lru"].order
