@@ -92,7 +92,7 @@ def test_twenty_thousand_agents_and_sessions_stay_within_the_caps() -> None:
     assert found["agents"] == AGENTS + 1  # the pooled one
     for table in ("chain", "starts", "calls"):
         assert found[table] <= AGENTS + 1, table
-    for table in ("views", "weights", "moved"):
+    for table in ("views", "weights"):
         assert found[table] <= SESSIONS, table
     assert found["slots"] <= 2 * SESSIONS
     assert found["pairs"] <= 512
@@ -101,7 +101,6 @@ def test_twenty_thousand_agents_and_sessions_stay_within_the_caps() -> None:
     assert deep_size(stage.runtime) < 1.1 * middle + 50_000
 
 
-@pytest.mark.xfail(strict=True, reason="HazardModel keeps every session that moved until the next eviction call")
 def test_state_is_bounded_when_nothing_is_ever_evicted() -> None:
     """A cache that is large enough never asks for a victim; sessions come and go all the same."""
     stage = Stage(10**9, max_sessions=SESSIONS, max_agents=AGENTS)
@@ -109,7 +108,7 @@ def test_state_is_bounded_when_nothing_is_ever_evicted() -> None:
         stage.call(((1, 20),), f"agent {n % 5}", f"session {n}", gap=0.1, output=1)
     found = lengths(stage)
     assert found["sessions"] == SESSIONS
-    assert found["moved"] <= 2 * SESSIONS
+    assert found["moved"] <= 1024
 
 
 def test_one_session_that_never_ends_costs_no_more_than_its_agents() -> None:
