@@ -34,6 +34,7 @@ from radix_policy.starts import Starts
 from radix_policy.transitions import TransitionCounts
 from radix_policy.tree_view import NodeId
 
+_SHOWN = 32  # agents in the snapshot's matrix
 _SILENCE_EVERY = 32  # gaps between two looks at their quantile
 
 
@@ -448,7 +449,18 @@ class Runtime:
             "classes": self.index.classes,
             "predictability": world.transitions.predictability(),
             "step": world.clock.step,
+            "transitions": self._learned(),
             **self.policy.snapshot(),
+        }
+
+    def _learned(self) -> dict[str, Any]:
+        """P(next | agent) between the first agents, at most 32 of them, pooled and unknown ones left out."""
+        agents, transitions = self.world.identifier.agents, self.world.transitions
+        shown = range(1, min(len(agents), _SHOWN + 1))
+        rows = [transitions.row(i) for i in shown]
+        return {
+            "agents": [agents.name(i) for i in shown],
+            "rows": [[round(row[j], 4) if j < len(row) else 0.0 for j in shown] for row in rows],
         }
 
     def _on_leaf(self, node: Node, is_leaf: bool) -> None:
