@@ -190,7 +190,8 @@ class Identifier:
             return Identity(agent, session, namespace, tagged)
         if session is not None and agent > POOLED and not self._teaches(agent, session):
             known = self._anchor_of.get(agent)
-            return Identity(agent, session, namespace, tagged, known.end if known is not None else 0)
+            end = known.end if known is not None and known.end <= len(prompt) else 0
+            return Identity(agent, session, namespace, tagged, end)
         landing = self.anchors.walk(prompt, namespace, agent if agent > POOLED else None)
         anchor = landing.anchor
         if anchor is not None and anchor.agent is not None:
