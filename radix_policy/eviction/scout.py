@@ -11,7 +11,7 @@ A node is private until a second session runs over it. No size and no recomputat
 hit with chance p loses p |b| of them, so the knapsack ratio is p. Scores are real numbers; ties go in LRU order.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -282,15 +282,6 @@ class ScoutPolicy(EvictionPolicy):
             return view.version if view is not None else None
         agent = _SHARED - group
         return (self.hazard.epoch, self._calls[agent] if 0 <= agent < len(self._calls) else 0)
-
-    def changes(self) -> tuple[int, Iterable[Hashable]]:
-        hazard = self.hazard
-        changed = [*hazard.changed]
-        hazard.changed.clear()
-        if changed:
-            # what serves all sessions depends on each of them
-            changed.extend(range(_SHARED - len(hazard.none) + 1, _SHARED + 1))
-        return hazard.sweeps, changed
 
     def is_dead(self, group: Hashable) -> bool:
         if not isinstance(group, int) or group < 0:
