@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from radix_policy.runtime import World
 
 
+_MOST_DIRTY = 512  # sessions that moved and were not looked at yet
+
+
 @dataclass(frozen=True)
 class HazardConfig:
     """Keys of the model."""
@@ -122,6 +125,8 @@ class HazardModel:
     def moved(self, session: Session) -> None:
         """The session was opened, called, finished a call, ended or came back."""
         self._dirty[session.id] = session
+        if len(self._dirty) > _MOST_DIRTY:
+            self._file_dirty()
 
     def view(self, session: Session) -> View | None:
         """The session's numbers; None when it is not live."""
