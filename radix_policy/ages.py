@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from radix_policy.gaps import EDGES
+from radix_policy.gaps import EDGES, LEAST_CYCLE
 
 _BINS = len(EDGES) - 1
 _KINDS = 6
@@ -42,7 +42,7 @@ class AgeModel:
 
     def refresh(self, gamma: float, cycle: float) -> None:
         """Rebuild V."""
-        theta = (1.0 - gamma) / cycle if cycle > 0 else 0.0
+        theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
         pooled_hits = [sum(self._hits[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
         pooled_lost = [sum(self._lost[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
         pooled = _hazards(pooled_hits, pooled_lost, None)

@@ -21,6 +21,7 @@ _FIRST = 1e-3  # seconds: upper edge of bin 0
 _BINS = 112  # up to about three days
 _HALVE_AT = 4096.0
 _EWMA = 0.02
+LEAST_CYCLE = 1e-6  # seconds; a shorter one means that the clock stands still
 _TAIL = 0.5  # gaps that were never seen to end
 
 EDGES: tuple[float, ...] = (0.0, *(_FIRST * 2.0 ** (k / 4) for k in range(_BINS)))
@@ -67,7 +68,7 @@ class GapHistogram:
         total = self.total
         if total <= 0:
             return GapTables(np.ones(_BINS + 1), np.ones(_BINS + 1))
-        theta = (1.0 - gamma) / cycle if cycle > 0 else 0.0
+        theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
         survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
         beyond = worth = 0.0
         scale = 1.0 / (total + _TAIL)
