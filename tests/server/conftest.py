@@ -33,6 +33,8 @@ def _starter(stack: contextlib.ExitStack, model: Path, log_name: str) -> StartSe
     def start(policy: str | None = None, **options: Any) -> Server:
         number = len(list(LOGS.glob(f"{log_name}*.log"))) if LOGS.is_dir() else 0
         options.setdefault("log_path", LOGS / f"{log_name}-{number}.log")
+        # SGLang's scheduler polls without pause: two idle servers would take both cores from every other test
+        options["extra_args"] = [*options.get("extra_args", ()), "--sleep-on-idle"]
         return stack.enter_context(Server(options.pop("model_path", model), policy, **options))
 
     return start

@@ -97,6 +97,7 @@ def scout_server(tiny_model: Path) -> Iterator[Server]:
         policy_config='{"max_agents": 32}',
         max_total_tokens=POOL,
         env=VERIFY,
+        extra_args=["--sleep-on-idle"],
         log_path=LOGS / "policy-scout.log",
     )
     with stock_serve(server):
