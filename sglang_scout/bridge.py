@@ -40,6 +40,7 @@ class Bridge:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        runtime.policy.trims = False  # type: ignore[misc]  # SGLang evicts whole leaves
         self.live = True  # False after a fault in what was observed
         self.inserting: str | None = None  # rid of the request whose KV is being inserted
         self.step = 0

@@ -152,7 +152,7 @@ class ScoutPolicy(EvictionPolicy):
             agent, visit, calls = request.state
             cut = self.depths.of(agent) if self.config.cut else 0
             note = NodeNote(agent, visit, calls, -(-cut // page) * page)
-            dead = self.tails.of(agent)
+            dead = self.tails.of(agent) if self.trims else 0  # whole leaves: the live part would go with the dead
             if dead and not node.output:
                 note.dead = -(-(request.prompt_tokens - dead) // page) * page
         note.seconds = self.world.clock.seconds

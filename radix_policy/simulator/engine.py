@@ -72,6 +72,7 @@ class Engine:
         self.capacity = capacity - capacity % page_size
         self.chunk = chunk - chunk % page_size if chunk >= page_size else 0
         self.trims = runtime.policy.trims if trims is None else trims
+        runtime.policy.trims = self.trims  # type: ignore[misc]
         # a policy may limit a trim to those last tokens of a leaf that its score speaks for
         self._tail = getattr(runtime.policy, "tail", None)
         self.private = 0  # tokens in pages that running requests own
