@@ -19,6 +19,7 @@ from radix_policy.gaps import EDGES, LEAST_CYCLE
 
 _BINS = len(EDGES) - 1
 _KINDS = 6
+_MOMENTS = 512
 _HALVE_AT = 4096.0
 
 
@@ -85,3 +86,33 @@ def _hazards(hits: Sequence[float], lost: Sequence[float], pooled: list[float] |
         weight = 4.0 if pooled is not None else 1.0
         hazards[k] = min((hits[k] + weight * prior) / (risk + weight), 1.0)
     return hazards
+
+
+class StampClock:
+    """When the tree's access clock (stamps) stood where: the newest 512 moments, older ones ever more thinly."""
+
+    def __init__(self) -> None:
+        self._stamps: list[float] = []
+        self._seconds: list[float] = []
+
+    def note(self, stamp: float, seconds: float) -> None:
+        """The access clock stands at `stamp` now."""
+        if self._seconds and seconds <= self._seconds[-1]:
+            return
+        if self._stamps and stamp <= self._stamps[-1]:
+            return
+        self._stamps.append(stamp)
+        self._seconds.append(seconds)
+        if len(self._stamps) > 2 * _MOMENTS:
+            del self._stamps[1:-_MOMENTS:2]
+            del self._seconds[1:-_MOMENTS:2]
+
+    def seconds(self, stamp: float) -> float:
+        """The latest moment known at which the access clock had not passed `stamp`."""
+        k = bisect_right(self._stamps, stamp)
+        return self._seconds[k - 1] if k else (self._seconds[0] if self._seconds else 0.0)
+
+    def clear(self) -> None:
+        """A new tree: its stamps may start anew."""
+        self._stamps.clear()
+        self._seconds.clear()

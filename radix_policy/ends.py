@@ -16,9 +16,11 @@ In a cohort of age t the survivors already seen to call are (1 - e)(1 - S), and 
 ratio is e whatever t is. The shares are rebuilt at every refresh and vanish when all sessions are resolved.
 """
 
-from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from radix_policy.transitions import TransitionCounts
 
@@ -31,6 +33,9 @@ _NEVER = 0.999  # no rate is above
 def bucket(turns: int) -> int:
     """b(n) for a session that made n >= 1 calls."""
     return turns - 1 if turns <= _SINGLE else min(_SINGLE + (turns - _SINGLE - 1) // _WIDTH, BUCKETS - 1)
+
+
+_BY_TURN = np.array([0, *(bucket(n) for n in range(1, _SINGLE + _WIDTH * BUCKETS))])  # b(n), n at most its length
 
 
 class EndMark(NamedTuple):
@@ -57,48 +62,48 @@ class EndModel:
     def __init__(self, transitions: TransitionCounts, *, by_turn: bool = True) -> None:
         self.transitions = transitions
         self.by_turn = by_turn  # False: by agent only
-        self._ends: list[array[float]] = []  # [entry][bucket]
-        self._trials: list[array[float]] = []
-        self._rates: list[array[float]] = []
-        self._means: list[float] = []
+        self._ends = np.zeros((0, BUCKETS))  # [entry][bucket]
+        self._trials = np.zeros((0, BUCKETS))
+        self._odds = np.ones((0, BUCKETS))
         self._agent_rates: list[float] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts and rates."""
-        return 8 * 3 * BUCKETS * len(self._ends) + 8 * 3 * len(self._agent_rates)
+        return self._ends.nbytes + self._trials.nbytes + self._odds.nbytes + 8 * len(self._agent_rates)
 
     def ensure(self, agents: int) -> None:
         """Make room for agent ids below `agents`."""
         self.transitions.ensure(agents)
-        for table in (self._ends, self._trials):
-            while len(table) < agents:
-                table.append(array("d", bytes(8 * BUCKETS)))
+        more = agents - len(self._ends)
+        if more > 0:
+            self._ends = np.concatenate([self._ends, np.zeros((more, BUCKETS))])
+            self._trials = np.concatenate([self._trials, np.zeros((more, BUCKETS))])
 
     def called_again(self, entry: int, turns: int) -> None:
         """A session of that type that had made `turns` calls made one more."""
         self.ensure(entry + 1)
-        self._trials[entry][bucket(turns)] += 1.0
+        self._trials[entry, bucket(turns)] += 1.0
 
     def end(self, agent: int, entry: int, turns: int) -> EndMark:
         """The session ended after that call; keep the mark to undo it."""
         self.ensure(max(agent, entry) + 1)
         b = bucket(turns)
-        self._ends[entry][b] += 1.0
-        self._trials[entry][b] += 1.0
+        self._ends[entry, b] += 1.0
+        self._trials[entry, b] += 1.0
         return EndMark(agent, entry, b, self.transitions.add_end(agent))
 
     def undo(self, mark: EndMark) -> None:
         """It had not ended after all: as if `end` had never been called."""
-        self._ends[mark.entry][mark.bucket] -= 1.0
-        self._trials[mark.entry][mark.bucket] -= 1.0
+        self._ends[mark.entry, mark.bucket] -= 1.0
+        self._trials[mark.entry, mark.bucket] -= 1.0
         self.transitions.undo_end(mark.agent, mark.row_mark)
 
     def counts(self, entry: int, turns: int) -> tuple[float, float]:
         """(ends, trials) counted for that type and turn, shares left out."""
         if not 0 <= entry < len(self._ends):
             return 0.0, 0.0
-        return self._ends[entry][bucket(turns)], self._trials[entry][bucket(turns)]
+        return float(self._ends[entry, bucket(turns)]), float(self._trials[entry, bucket(turns)])
 
     # ---- rates ----
 
@@ -108,33 +113,27 @@ class EndModel:
         agents = len(chain)
         self.ensure(agents)
         soft = [0.0] * agents
-        ends, trials = [row[:] for row in self._ends], [row[:] for row in self._trials]
+        ends, trials = self._ends.copy(), self._trials.copy()
         for share in waiting:
             soft[share.agent] += share.weight
             b = bucket(share.turns)
-            ends[share.entry][b] += share.weight
-            trials[share.entry][b] += share.weight
+            ends[share.entry, b] += share.weight
+            trials[share.entry, b] += share.weight
         row_ends = [chain.ends(i) + soft[i] for i in range(agents)]
-        row_all = [sum(chain.counts(i)) + row_ends[i] for i in range(agents)]
+        row_all = [chain.total(i) + row_ends[i] for i in range(agents)]
         pooled = sum(row_ends) / max(sum(row_all), 1.0)
         self._agent_rates = [
             min((e + agent_prior * pooled) / (n + agent_prior), _NEVER) for e, n in zip(row_ends, row_all, strict=True)
         ]
-        all_ends, all_trials = sum(map(sum, ends)), sum(map(sum, trials))
-        overall = all_ends / max(all_trials, 1.0)
-        by_bucket = []
-        for b in range(BUCKETS):
-            e, n = sum(row[b] for row in ends), sum(row[b] for row in trials)
-            by_bucket.append((e + turn_prior * overall) / (n + turn_prior))
-        self._means, self._rates = [], []
-        for e_row, n_row in zip(ends, trials, strict=True):
-            mean = (sum(e_row) + turn_prior * overall) / (sum(n_row) + turn_prior)
-            self._means.append(min(mean, _NEVER))
-            rates = (
-                min((e + turn_prior * (mean + by_bucket[b]) / 2) / (n + turn_prior), _NEVER)
-                for b, (e, n) in enumerate(zip(e_row, n_row, strict=True))
-            )
-            self._rates.append(array("d", rates))
+        # columns first, then what is left: sums in index order, whatever the machine's vectors are
+        all_ends, all_trials = np.add.reduce(ends, axis=0), np.add.reduce(trials, axis=0)
+        overall = sum(all_ends.tolist()) / max(sum(all_trials.tolist()), 1.0)
+        by_bucket = (all_ends + turn_prior * overall) / (all_trials + turn_prior)
+        own_ends, own_trials = np.add.reduce(ends.T, axis=0), np.add.reduce(trials.T, axis=0)
+        means = (own_ends + turn_prior * overall) / (own_trials + turn_prior)
+        prior = (means[:, None] + by_bucket[None, :]) / 2
+        rates = np.minimum((ends + turn_prior * prior) / (trials + turn_prior), _NEVER)
+        self._odds = (1.0 - rates) / (1.0 - np.minimum(means, _NEVER))[:, None]
 
     def agent_rate(self, agent: int) -> float:
         """e_i of the last refresh."""
@@ -142,9 +141,17 @@ class EndModel:
 
     def odds(self, entry: int, turns: int) -> float:
         """(1 - e_ty(n)) / (1 - ebar_ty): how much likelier than on average a session goes on after this turn."""
-        if not self.by_turn or not 0 <= entry < len(self._rates):
+        if not self.by_turn or not 0 <= entry < len(self._odds):
             return 1.0
-        return (1.0 - self._rates[entry][bucket(turns)]) / (1.0 - self._means[entry])
+        return float(self._odds[entry, bucket(turns)])
+
+    def odds_of(self, entry: int, turns: int, steps: int) -> NDArray[np.float64]:
+        """The odds after turns `turns`, `turns` + 1, ... (`steps` of them)."""
+        if not self.by_turn or not 0 <= entry < len(self._odds):
+            return np.ones(steps)
+        at = np.minimum(np.arange(turns, turns + steps), len(_BY_TURN) - 1)
+        found: NDArray[np.float64] = self._odds[entry][_BY_TURN[at]]
+        return found
 
     def rate(self, agent: int, entry: int, turns: int) -> float:
         """e: the chance that a session ends after this call."""

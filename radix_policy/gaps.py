@@ -67,7 +67,8 @@ class GapHistogram:
         cycle = self.cycle if cycle is None else cycle
         total = self.total
         if total <= 0:
-            return GapTables(np.ones(_BINS + 1), np.ones(_BINS + 1))
+            ones = np.ones(_BINS + 1)
+            return GapTables(ones, ones, [(1.0, 1.0)] * (_BINS + 1))
         theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
         survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
         beyond = worth = 0.0
@@ -82,7 +83,7 @@ class GapHistogram:
             survival[k] = (beyond + tail) * scale
             # a wait beyond every gap seen has no end in sight: as long again as it already is
             discount[k] = (worth + tail * math.exp(-theta * EDGES[k])) / (beyond + tail)
-        return GapTables(np.array(survival), np.array(discount))
+        return GapTables(np.array(survival), np.array(discount), list(zip(survival, discount, strict=True)))
 
 
 class GapTables(NamedTuple):
@@ -90,6 +91,20 @@ class GapTables(NamedTuple):
 
     survival: NDArray[np.float64]
     discount: NDArray[np.float64]
+    edges: list[tuple[float, float]]  # the same as numbers
+
+    @property
+    def first(self) -> float:
+        """D(0)."""
+        return self.edges[0][1]
+
+    def at(self, idle: float) -> tuple[float, float]:
+        """(S, D) at one waiting time."""
+        k = min(bisect_right(EDGES, idle), _BINS) - 1
+        low = EDGES[k]
+        share = min((idle - low) / (EDGES[k + 1] - low), 1.0)
+        (s, d), (s_next, d_next) = self.edges[k], self.edges[k + 1]
+        return s + (s_next - s) * share, d + (d_next - d) * share
 
     def lookup(self, idle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(S, D) at each waiting time."""

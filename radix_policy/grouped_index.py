@@ -11,49 +11,71 @@ Inside a group, leaves of one class have equal weights at all times, so a class 
 leaf counts. `version(group)` says when weights have to be read again; a class whose `class_of` has changed by then is
 filed anew. A dead group (ended session) is worth nothing: its leaves share one recency list with all other dead ones.
 
-    refresh of one group:  O(its classes), once per version;   eviction call: O(live groups + victims x log)
+    one group:      O(its classes), once per version
+    eviction call:  O(groups that changed + victims x log), and now and then O(live groups), when every value changed
 
 The interface is LeafIndex's. `oldest` is LRU's victim at O(log leaves).
 """
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 from radix_policy.nodes import Node
 from radix_policy.tree_view import NodeId
 
 _SLACK = 64  # stale heap entries tolerated beyond the live ones
-_DEAD: Hashable = ("dead",)
 
 Entry = tuple[float, NodeId]  # (stamp, id)
+
+
+class Gauge:
+    """What a group may bring along: its value is factor * weight, and weights are read again when `version` changes."""
+
+    __slots__ = ("factor", "version")
+
+    def __init__(self) -> None:
+        self.factor = 0.0
+        self.version = 0
 
 
 class GroupedPolicy(Protocol):
     """What the index asks of a policy."""
 
-    def group_of(self, node: Node) -> Hashable:
-        """The node's group; may change only when the node is touched, inserted, split or refiled."""
+    def place_of(self, node: Node) -> tuple[Hashable, Hashable]:
+        """The node's group, and its class in there.
+
+        They may change only when the node is touched, inserted, split or refiled; the class also when the group's
+        version changes.
+        """
         ...
 
-    def class_of(self, node: Node) -> Hashable:
-        """The node's class inside its group."""
+    def weigh(self, group: Hashable, key: Hashable, node: Node) -> float:
+        """The weight of the node, which is of that group and class.
+
+        Inside a group the lowest goes first; it is equal inside a class, or rises with the stamp, until the group's
+        version changes.
+        """
         ...
 
-    def weight(self, node: Node) -> float:
-        """Inside a group the lowest goes first; equal inside a class until the group's version changes."""
+    def gauge(self, group: Hashable) -> Gauge | None:
+        """The group's gauge; None when `value` and `version` are to be asked."""
         ...
 
     def value(self, group: Hashable, weight: float) -> float:
         """The score of a node of that group and weight."""
         ...
 
-    def version(self, group: Hashable) -> Hashable:
+    def version(self, group: Hashable) -> int:
         """Changes whenever a weight in the group may have."""
         ...
 
     def is_dead(self, group: Hashable) -> bool:
         """Whether a group that appears just now is dead."""
+        ...
+
+    def changes(self) -> tuple[int, Iterable[Hashable]]:
+        """(a count that rises when any value may have changed, the groups whose values have since the last ask)."""
         ...
 
 
@@ -66,15 +88,17 @@ class _Class:
 
 
 class _Group:
-    __slots__ = ("classes", "dead", "heads", "leaves", "version")
+    __slots__ = ("classes", "dead", "gauge", "heads", "leaves", "ticket", "version")
 
-    def __init__(self, dead: bool) -> None:
+    def __init__(self, dead: bool, gauge: Gauge | None) -> None:
         self.classes: dict[Hashable, _Class] = {}
         # (weight, stamp, id, class) of at least every class's oldest leaf, cleaned lazily, while `version` is current
         self.heads: list[tuple[float, float, NodeId, Hashable]] = []
         self.leaves: dict[NodeId, None] = {}
-        self.version: Hashable = None
+        self.version = -1
         self.dead = dead
+        self.gauge = gauge
+        self.ticket = 0  # of the valid entry in the index's top heap; 0: none
 
 
 class _Filed:
@@ -97,8 +121,11 @@ class GroupedIndex:
         self._filed: dict[NodeId, _Filed] = {}
         self._dead: list[Entry] = []
         self._dead_count = 0
-        self._lru: list[Entry] = []
-        self._drain: GroupedDrain | None = None
+        self._lru: list[Entry] | None = None
+        self._top: list[tuple[float, float, NodeId, int, Hashable]] = []  # (value, stamp, id, ticket, group)
+        self._tickets = 0
+        self._touched: dict[Hashable, None] = {}  # groups whose next leaf may have changed
+        self._sweep = -1
 
     def __len__(self) -> int:
         return len(self._filed)
@@ -121,8 +148,8 @@ class GroupedIndex:
         self._groups.clear()
         self._live.clear()
         self._filed.clear()
-        self._dead, self._dead_count, self._lru = [], 0, []
-        self._drain = None
+        self._dead, self._dead_count, self._lru, self._top = [], 0, None, []
+        self._touched.clear()
 
     def file(self, node: Node, is_leaf: bool = True) -> None:
         """The node is a leaf now (its class and stamp may have changed), or it is none any more."""
@@ -131,42 +158,36 @@ class GroupedIndex:
             if old is not None:
                 self._unfile(node.id, old)
             return
-        policy = self._policy
-        group, key, stamp = policy.group_of(node), policy.class_of(node), node.stamp
+        group, key = self._policy.place_of(node)
+        stamp = node.stamp
         if old is not None:
-            if old.key == key and old.group == group and old.stamp == stamp:
+            if old.stamp == stamp and old.key == key and old.group == group:
                 return
             self._unfile(node.id, old)
         home = self._groups.get(group)
         if home is None:
-            home = self._groups[group] = _Group(policy.is_dead(group))
-            if not home.dead:
+            dead = self._policy.is_dead(group)
+            home = self._groups[group] = _Group(dead, None if dead else self._policy.gauge(group))
+            if not dead:
                 self._live[group] = home
         home.leaves[node.id] = None
         self._filed[node.id] = _Filed(group, key, stamp, node)
-        if len(self._lru) > 2 * len(self._filed) + _SLACK:
-            self._lru = [(f.stamp, i) for i, f in self._filed.items()]
-            heapq.heapify(self._lru)
-        else:
+        if self._lru is not None:
             heapq.heappush(self._lru, (stamp, node.id))
         self._place(group, home, key, stamp, node)
-        if self._drain is not None:
-            self._drain.push(group, home, node)
 
     def bury(self, group: Hashable) -> None:
         """The group is worth nothing from now on."""
         home = self._groups.get(group)
         if home is None or home.dead:
             return
-        home.dead, home.version = True, None
+        home.dead, home.version, home.gauge, home.ticket = True, -1, None, 0
         del self._live[group]
         home.classes.clear()
         home.heads.clear()
         for node_id in home.leaves:
             heapq.heappush(self._dead, (self._filed[node_id].stamp, node_id))
         self._dead_count += len(home.leaves)
-        if self._drain is not None:
-            self._drain.refresh_dead()
 
     def exhume(self, group: Hashable) -> None:
         """The group is alive again."""
@@ -174,16 +195,22 @@ class GroupedIndex:
         if home is None or not home.dead:
             return
         home.dead = False
+        home.gauge = self._policy.gauge(group)
         self._live[group] = home
         self._dead_count -= len(home.leaves)
         for node_id in home.leaves:
             filed = self._filed[node_id]
-            filed.key = self._policy.class_of(filed.node)
-            self._place(filed.group, home, filed.key, filed.stamp, filed.node)
+            filed.key = self._policy.place_of(filed.node)[1]
+            self._place(group, home, filed.key, filed.stamp, filed.node)
+        self._touched[group] = None
 
     def oldest(self) -> Node | None:
         """LRU's victim: the leaf with the lowest (stamp, id) of all."""
-        heap, filed = self._lru, self._filed
+        filed = self._filed
+        if self._lru is None or len(self._lru) > 2 * len(filed) + _SLACK:
+            self._lru = [(f.stamp, i) for i, f in filed.items()]
+            heapq.heapify(self._lru)
+        heap = self._lru
         while heap:
             found = filed.get(heap[0][1])
             if found is not None and found.stamp == heap[0][0]:
@@ -193,27 +220,70 @@ class GroupedIndex:
 
     def drain(self, lru: bool = False) -> "GroupedDrain":
         """Begin an eviction call: by score, or in plain LRU order."""
-        self._drain = GroupedDrain(self, lru)
-        return self._drain
+        if not lru:
+            self._lru = None  # built again when it is needed
+            sweep, groups = self._policy.changes()
+            if sweep != self._sweep or len(self._top) > 4 * len(self._live) + _SLACK:
+                self._sweep = sweep
+                self._top = []
+                self._touched.clear()
+                for group, home in self._live.items():
+                    self._offer(group, home)
+            else:
+                for group in groups:
+                    self._touched[group] = None
+        return GroupedDrain(self, lru)
 
-    # ---- what a drain reads ----
+    def best(self) -> Node | None:
+        """The leaf with the lowest (score, stamp, id), scores as of the last `drain`."""
+        live = self._live
+        if self._touched:
+            for group in self._touched:
+                home = live.get(group)
+                if home is not None:
+                    self._offer(group, home)
+            self._touched.clear()
+        top, filed = self._top, self._filed
+        while top:
+            value, stamp, node_id, ticket, group = top[0]
+            home = live.get(group)
+            if home is None or home.ticket != ticket:
+                heapq.heappop(top)
+                continue
+            found = filed.get(node_id)
+            if found is None or found.stamp != stamp or found.group != group:
+                heapq.heappop(top)
+                self._offer(group, home)
+                continue
+            dead = self.dead_head() if self._dead_count else None
+            if dead is not None and (0.0, dead.stamp, dead.id) < (value, stamp, node_id):
+                return dead
+            return found.node
+        return self.dead_head()
 
-    def head_of(self, group: Hashable, home: _Group) -> tuple[float, Node] | None:
-        """(weight, node) of the group's next leaf."""
-        version = self._policy.version(group)
+    def _offer(self, group: Hashable, home: _Group) -> None:
+        """Put the group's next leaf up for choice, in place of what was there before."""
+        gauge = home.gauge
+        version = gauge.version if gauge is not None else self._policy.version(group)
         if home.version != version:
-            self._reweigh(home, version)
-        heads = home.heads
+            self._reweigh(group, home, version)
+        heads, filed = home.heads, self._filed
         while heads:
             weight, stamp, node_id, key = heads[0]
-            if self._is_live(key, (stamp, node_id)):
-                return weight, self._filed[node_id].node
+            found = filed.get(node_id)
+            if found is not None and found.stamp == stamp and found.key == key:
+                self._tickets = home.ticket = self._tickets + 1
+                value = gauge.factor * weight if gauge is not None else self._policy.value(group, weight)
+                heapq.heappush(self._top, (value, stamp, node_id, home.ticket, group))
+                return
             heapq.heappop(heads)
             leaves = home.classes.get(key)
             head = self._head(key, leaves) if leaves is not None else None
             if head is not None:
-                heapq.heappush(heads, (self._policy.weight(head), head.stamp, head.id, key))
-        return None
+                heapq.heappush(heads, (self._policy.weigh(group, key, head), head.stamp, head.id, key))
+        home.ticket = 0
+
+    # ---- what a drain reads ----
 
     def dead_head(self) -> Node | None:
         """The dead leaf that goes next."""
@@ -246,9 +316,12 @@ class GroupedIndex:
             heapq.heapify(leaves.heap)
         heapq.heappush(leaves.heap, (stamp, node.id))
         leaves.live += 1
+        self._touched[group] = None
         # only a leaf that came to the front of its class can change who is next in the group
-        if home.version == self._policy.version(group) and self._head(key, leaves) is node:
-            heapq.heappush(home.heads, (self._policy.weight(node), stamp, node.id, key))
+        gauge = home.gauge
+        version = gauge.version if gauge is not None else self._policy.version(group)
+        if home.version == version and self._head(key, leaves) is node:
+            heapq.heappush(home.heads, (self._policy.weigh(group, key, node), stamp, node.id, key))
 
     def _is_live(self, key: Hashable, entry: Entry) -> bool:
         filed = self._filed.get(entry[1])
@@ -265,6 +338,7 @@ class GroupedIndex:
             leaves.live -= 1
             if leaves.live == 0:
                 del home.classes[old.key]
+            self._touched[old.group] = None
         if not home.leaves:
             del self._groups[old.group]
             self._live.pop(old.group, None)
@@ -277,28 +351,28 @@ class GroupedIndex:
             heapq.heappop(heap)
         return None
 
-    def _reweigh(self, home: _Group, version: Hashable) -> None:
+    def _reweigh(self, group: Hashable, home: _Group, version: int) -> None:
         policy = self._policy
-        home.version = None  # `_place` leaves the heads alone meanwhile
+        home.version = -1  # `_place` leaves the heads alone meanwhile
         for key, leaves in list(home.classes.items()):
             head = self._head(key, leaves)
-            if head is not None and policy.class_of(head) != key:
-                self._reclass(home, key, leaves)
+            if head is not None and policy.place_of(head)[1] != key:
+                self._reclass(group, home, key, leaves)
         home.heads = []
         for key, leaves in home.classes.items():
             head = self._head(key, leaves)
             if head is not None:
-                home.heads.append((policy.weight(head), head.stamp, head.id, key))
+                home.heads.append((policy.weigh(group, key, head), head.stamp, head.id, key))
         heapq.heapify(home.heads)
         home.version = version
 
-    def _reclass(self, home: _Group, key: Hashable, leaves: _Class) -> None:
+    def _reclass(self, group: Hashable, home: _Group, key: Hashable, leaves: _Class) -> None:
         del home.classes[key]
         for entry in leaves.heap:
             if self._is_live(key, entry):
                 filed = self._filed[entry[1]]
-                filed.key = self._policy.class_of(filed.node)
-                self._place(filed.group, home, filed.key, filed.stamp, filed.node)
+                filed.key = self._policy.place_of(filed.node)[1]
+                self._place(group, home, filed.key, filed.stamp, filed.node)
 
 
 class GroupedDrain:
@@ -307,60 +381,10 @@ class GroupedDrain:
     def __init__(self, index: GroupedIndex, lru: bool) -> None:
         self._index = index
         self._lru = lru
-        self._heap: list[tuple[float, float, NodeId, Hashable]] = []
-        if lru:
-            return
-        value = index._policy.value
-        for group, home in index._live.items():
-            head = index.head_of(group, home)
-            if head is not None:
-                weight, node = head
-                self._heap.append((value(group, weight), node.stamp, node.id, group))
-        dead = index.dead_head()
-        if dead is not None:
-            self._heap.append((0.0, dead.stamp, dead.id, _DEAD))
-        heapq.heapify(self._heap)
-
-    def push(self, group: Hashable, home: _Group, node: Node) -> None:
-        """A leaf was filed while draining."""
-        if self._lru:
-            return
-        if home.dead:
-            heapq.heappush(self._heap, (0.0, node.stamp, node.id, _DEAD))
-        else:
-            policy = self._index._policy
-            value = policy.value(group, policy.weight(node))
-            heapq.heappush(self._heap, (value, node.stamp, node.id, group))
-
-    def refresh_dead(self) -> None:
-        """A group died while draining."""
-        dead = self._index.dead_head()
-        if dead is not None and not self._lru:
-            heapq.heappush(self._heap, (0.0, dead.stamp, dead.id, _DEAD))
 
     def next(self) -> Node | None:
         """The leaf to lose next, or None when no leaf is left. The caller evicts it before asking again."""
-        index = self._index
-        if self._lru:
-            return index.oldest()
-        heap = self._heap
-        while heap:
-            _, stamp, node_id, group = heap[0]
-            found = index._filed.get(node_id)
-            if found is not None and found.stamp == stamp:
-                return found.node
-            heapq.heappop(heap)
-            if group is _DEAD:
-                self.refresh_dead()
-                continue
-            home = index._live.get(group)
-            head = index.head_of(group, home) if home is not None else None
-            if head is not None:
-                weight, node = head
-                heapq.heappush(heap, (index._policy.value(group, weight), node.stamp, node.id, group))
-        return None
+        return self._index.oldest() if self._lru else self._index.best()
 
     def end(self) -> None:
         """The eviction call is over."""
-        if self._index._drain is self:
-            self._index._drain = None

@@ -22,6 +22,7 @@ Tables are rebuilt at most every `every` calls (more rarely with many live sessi
 between rebuilds only sessions that called, and the clock, move.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from radix_policy.config import key
 from radix_policy.ends import Share
+from radix_policy.grouped_index import Gauge
 from radix_policy.routing import Router
 from radix_policy.sessions import Session
 from radix_policy.survival import first_passage
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from radix_policy.runtime import World
 
 
+_FAINT = 0.02  # weight of the pair predictor that is not worth its cost
 _MOST_DIRTY = 512  # sessions that moved and were not looked at yet
 
 
@@ -59,23 +62,24 @@ class HazardConfig:
     learn_end: bool = key(True, "learn when sessions end")
     by_turn: bool = key(True, "END depends on entry agent and turn")
     timing: bool = key(True, "a silent session loses worth with time")
+    grain: float = key(0.03, "how often silence is looked at anew", low=0, high=10, unit="cycles")
     every: int = key(8, "calls between two rebuilds of the tables, at least", low=1, high=10_000, unit="calls")
 
 
-class View:
-    """What the model keeps of one live session."""
+class View(Gauge):
+    """What the model keeps of one live session: `factor` is c, `version` changes with `reach`."""
 
-    __slots__ = ("calls", "coefficient", "end", "epoch", "hint", "reach", "slot", "version")
+    __slots__ = ("calls", "end", "epoch", "hint", "reach", "slot", "weights")
 
     def __init__(self, slot: int) -> None:
+        super().__init__()
         self.slot = slot
         self.epoch = -1
         self.calls = -1
         self.hint = -1
-        self.version = 0  # changes with `reach`
         self.end = 0.0  # e
         self.reach: list[float] = []  # G by agent
-        self.coefficient = 0.0  # c
+        self.weights: dict[tuple[int, int, int], float] = {}  # for the policy; emptied with every version
 
 
 class HazardModel:
@@ -94,8 +98,12 @@ class HazardModel:
         self._free: list[int] = []
         self._dirty: dict[int, Session] = {}
         self._versions = 0
+        self.sweeps = 0  # times that every number may have changed
+        self.changed: dict[int, None] = {}  # sessions whose numbers changed; whoever reads it clears it
+        self.swept_at = -math.inf  # seconds on the clock at the last sweep
         self._h = np.zeros((1, 0, 0), dtype=np.float32)
         self._stay: list[float] = []  # 1 - e_i
+        self._stays = np.zeros(0)
         self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
@@ -104,9 +112,9 @@ class HazardModel:
         self._discounts = np.ones(config.horizon)
         self._new_none: list[float] = []
         self._waits = self._calls = world.gaps.tables(config.gamma)
-        self._now = -1.0
+        self._now = 0.0
         # by slot; a free slot has e = 1 and G = 0, so that it counts for nothing
-        self._finished = self._going = np.zeros(0)
+        self._finished = self._going = self._c = np.zeros(0)
         self._end = np.ones(0)
         self._reach = np.zeros((0, 0))
         self._grow(16)
@@ -117,6 +125,7 @@ class HazardModel:
         self._finished = np.concatenate([self._finished, np.zeros(more)])
         self._going = np.concatenate([self._going, np.zeros(more)])
         self._end = np.concatenate([self._end, np.ones(more)])
+        self._c = np.concatenate([self._c, np.zeros(more)])
         self._reach = np.concatenate([self._reach, np.zeros((more, self._agents))])
         self._free = [*range(size - 1, n - 1, -1), *self._free]
 
@@ -127,6 +136,7 @@ class HazardModel:
         self._dirty[session.id] = session
         if len(self._dirty) > _MOST_DIRTY:
             self._file_dirty()
+            self.swept_at = -math.inf
 
     def view(self, session: Session) -> View | None:
         """The session's numbers; None when it is not live."""
@@ -139,15 +149,15 @@ class HazardModel:
     # ---- refresh ----
 
     def refresh(self, held: int) -> None:
-        """Bring everything up to the present; `held`: tokens in the tree."""
+        """Bring everything up to the present; `held`: tokens in the tree.
+
+        Sessions that moved are always reviewed. That time passes for the others is looked at every `grain` of a cycle.
+        """
         self._held = held
         world = self.world
         world.transitions.ensure(len(world.identifier.agents))
         agents = len(world.transitions)
-        now = world.clock.seconds
-        if not self._dirty and now == self._now and agents == self._agents:
-            return
-        calls = world.calls
+        now, calls = world.clock.seconds, world.calls
         if agents != self._agents or calls - self._built_at >= max(self.config.every, len(self._views) // 2):
             self._now = now
             self._file_dirty()
@@ -155,13 +165,26 @@ class HazardModel:
             self._built_at = calls
             for session in world.sessions.live.values():
                 self._review(session)
-        else:
+            self.sweep()
+        elif self.swept_at + self.config.grain * world.gaps.cycle < now:
             self._now = now
             self._file_dirty()
-        self._weigh()
+            self.sweep()
+        elif self._dirty:
+            self._now = now
+            for view in self._file_dirty():
+                self._weigh_one(view)
+            self._combine()
 
-    def _file_dirty(self) -> None:
-        live = self.world.sessions.live
+    def sweep(self) -> None:
+        """Time has passed for every session."""
+        self._now = self.swept_at = self.world.clock.seconds
+        self._weigh()
+        self.sweeps += 1
+
+    def _file_dirty(self) -> list[View]:
+        """Take in the sessions that moved; returns their views."""
+        live, found = self.world.sessions.live, []
         for session in self._dirty.values():
             if session.id not in live or session.calls == 0:
                 view = self._views.pop(session.id, None)
@@ -170,6 +193,7 @@ class HazardModel:
                     self._going[view.slot] = 0.0
                     self._end[view.slot] = 1.0
                     self._reach[view.slot] = 0.0
+                    self._c[view.slot] = 0.0
                 continue
             view = self._views.get(session.id)
             if view is None:
@@ -179,7 +203,10 @@ class HazardModel:
             self._finished[view.slot] = session.started_at if session.running > 0 else session.finished_at
             self._going[view.slot] = session.running > 0
             self._review(session)
+            self.changed[session.id] = None
+            found.append(view)
         self._dirty.clear()
+        return found
 
     def _rebuild(self, agents: int) -> None:
         world, config = self.world, self.config
@@ -193,7 +220,8 @@ class HazardModel:
             ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
         self._stay = [1.0 - self._agent_end(i) for i in range(agents)]
         self._base = self._probabilities(agents)
-        p = self._base * np.array(self._stay)[:, None]
+        self._stays = np.array(self._stay)
+        p = self._base * self._stays[:, None]
         self._h = first_passage(p, config.horizon)
         self._steps.clear()
         if agents != self._agents:
@@ -222,13 +250,14 @@ class HazardModel:
     def _agent_end(self, agent: int) -> float:
         return self.world.ends.agent_rate(agent) if self.config.learn_end else 0.0
 
-    def _odds(self, entry: int, turns: int) -> float:
+    def _odds(self, entry: int, turns: int, steps: int) -> NDArray[np.float64]:
+        """The odds of going on after turns `turns`, `turns` + 1, ..."""
         if not (self.config.learn_end and self.config.by_turn):
-            return 1.0
-        return self.world.ends.odds(entry, turns)
+            return np.ones(steps)
+        return self.world.ends.odds_of(entry, turns, steps)
 
     def _end_rate(self, session: Session) -> float:
-        stay = self._stay[session.agent] * self._odds(session.entry, session.calls)
+        stay = self._stay[session.agent] * float(self._odds(session.entry, session.calls, 1)[0])
         return min(max(1.0 - stay, 0.0), 0.999)
 
     def _shares(self) -> list[Share]:
@@ -253,12 +282,11 @@ class HazardModel:
         """gamma^(k-1) * min(cap, odds(n + k - 1) / odds(n)... as running products), k = 1..K."""
         known = self._steps.get((entry, turns))
         if known is None:
-            cap, rho = self.config.odds_cap, 1.0
-            ratios = [1.0]
-            for m in range(1, self.config.horizon):
-                rho *= self._odds(entry, turns + m)
-                ratios.append(min(rho, cap))
-            known = self._steps[entry, turns] = self._discounts * np.array(ratios)
+            odds = self._odds(entry, turns + 1, self.config.horizon - 1)
+            ratios = np.minimum(np.multiply.accumulate(odds), self.config.odds_cap)
+            known = self._discounts.copy()
+            known[1:] *= ratios
+            self._steps[entry, turns] = known
         return known
 
     def _review(self, session: Session) -> None:
@@ -278,6 +306,7 @@ class HazardModel:
         view.end = self._end_rate(session)
         self._versions += 1
         view.version = self._versions
+        view.weights = {}
         self._end[view.slot] = view.end
         self._reach[view.slot] = reach
 
@@ -285,21 +314,19 @@ class HazardModel:
         """G before its cap: two steps by pairs, the rest by first passage."""
         i, base, h = session.agent, self._base, self._h
         before = session.trail[1]
-        if self.config.pairs and before >= 0:
+        if self.config.pairs and before >= 0 and self.router.pair_weight > _FAINT:
             first = self.router.pair_row(before, i, base[i])
-            stay = self._stay
-            later = np.add.reduce(weights[2:, None, None] * h[:-2], axis=0)  # from step 2 on, by where step 2 went
-            later[np.arange(len(later)), np.arange(len(later))] = weights[1]
-            reach = np.zeros(len(first))
+            second = base.copy()
             for j, p in enumerate(first.tolist()):
-                if p < 1e-3:
-                    reach[j] += p
-                    continue
-                second = self.router.pair_row(i, j, base[j])
-                onward = np.add.reduce(second[:, None] * later, axis=0) * stay[j]
-                onward[j] = 1.0
-                reach += p * onward
-            return reach
+                if p > 0.01:
+                    second[j] = self.router.pair_row(i, j, base[j])
+            later = np.add.reduce(weights[2:, None, None] * h[:-2], axis=0)  # from step 3 on, by where step 2 went
+            diagonal = np.arange(len(base))
+            later[diagonal, diagonal] = weights[1]
+            onward = np.add.reduce(second[:, :, None] * later[None, :, :], axis=1) * self._stays[:, None]
+            onward[diagonal, diagonal] = 1.0
+            reached: NDArray[np.float64] = np.add.reduce(first[:, None] * onward, axis=0)
+            return reached
         return np.add.reduce(weights[:, None] * h[:, i, :], axis=0) / max(self._stay[i], 1e-3)
 
     def _hinted(self, reach: NDArray[np.float64], session: Session) -> NDArray[np.float64]:
@@ -331,7 +358,6 @@ class HazardModel:
 
     def _weigh(self) -> None:
         """c of every session, Q of every agent."""
-        gamma = self.gamma
         end, going = self._end, self._going
         if self.config.timing:
             idle = np.maximum(self._now - self._finished, 0.0)
@@ -339,11 +365,29 @@ class HazardModel:
             stays = (1.0 - end) * survival
             waits = stays / (stays + end + 1e-12) * discount
             _, left = self._calls.lookup(idle)
-            c = np.where(going > 0, (1.0 - end) * left * self._waits.discount[0], waits)
+            self._c = np.where(going > 0, (1.0 - end) * left * self._waits.discount[0], waits)
         else:
-            c = (1.0 - end) * gamma
-        values = c.tolist()
+            self._c = (1.0 - end) * self.gamma
+        values = self._c.tolist()
         for view in self._views.values():
-            view.coefficient = values[view.slot]
-        missed = np.multiply.reduce(1.0 - c[:, None] * self._reach, axis=0)
-        self.none = [a * b for a, b in zip(missed.tolist(), self._new_none, strict=True)]
+            view.factor = values[view.slot]
+        self._combine()
+
+    def _weigh_one(self, view: View) -> None:
+        """c of one session."""
+        stay = 1.0 - view.end
+        if self.config.timing:
+            idle = max(self._now - float(self._finished[view.slot]), 0.0)
+            if self._going[view.slot]:
+                view.factor = stay * self._calls.at(idle)[1] * self._waits.first
+            else:
+                survival, discount = self._waits.at(idle)
+                view.factor = stay * survival / (stay * survival + view.end + 1e-12) * discount
+        else:
+            view.factor = stay * self.gamma
+        self._c[view.slot] = view.factor
+
+    def _combine(self) -> None:
+        """Q of every agent."""
+        missed = np.multiply.reduce(1.0 - self._c[:, None] * self._reach, axis=0)
+        self.none = [a * b for a, b in zip(missed.tolist(), self._new_none)]

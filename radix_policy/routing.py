@@ -39,6 +39,7 @@ class Router:
         self.scores = [0.0, 0.0, -1.0, -1.0]
         self._pairs: OrderedDict[tuple[int, int], dict[int, float]] = OrderedDict()
         self._shares: list[list[float]] = []
+        self.pair_weight = 0.0  # of `pair` in the mixture, as of the last `matrix`
 
     def weights(self, *, pairs: bool) -> list[float]:
         """Of fast, slow, flat and (0 unless `pairs`) pair."""
@@ -97,6 +98,7 @@ class Router:
         slow = np.array([self.slow.counts(i) for i in range(agents)]).reshape(agents, agents)
         share = _shares(slow)
         self._shares = share.tolist()
+        self.pair_weight = self.weights(pairs=True)[PAIR]
         w = self.weights(pairs=False)
         p = np.zeros((agents, agents))
         for weight, counts, b in ((w[FAST], fast, self.light), (w[SLOW], slow, self.light), (w[FLAT], slow, _HEAVY)):
@@ -109,9 +111,7 @@ class Router:
         row = self._pairs.get((before, source))
         if not row:
             return base
-        weight = self.weights(pairs=True)[PAIR]
-        if weight < 0.01:
-            return base
+        weight = self.pair_weight
         pair = _KAPPA * base
         for target, n in row.items():
             if target < len(pair):

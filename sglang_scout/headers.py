@@ -201,8 +201,11 @@ def with_tag(body: bytes, kind: str, tag: Tag) -> bytes | None:
     if document.get("session_id") is not None:
         tag = {key: value for key, value in tag.items() if key != "session"}
     if kind == _RESPONSES:
-        tag = {"session_id": tag["session"]} if "session" in tag else {}
-        return _opened(body, tag) if tag else None
+        if "session" not in tag:
+            return None
+        if "session_id" in document:  # null: a second key in front would lose to it
+            return _encoded({**document, "session_id": tag["session"]})
+        return _opened(body, {"session_id": tag["session"]})
     if not tag:
         return None
     if kind == _CHAT:

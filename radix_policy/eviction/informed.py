@@ -45,8 +45,8 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
         def _agent_end(self, agent: int) -> float:
             return 0.0
 
-        def _odds(self, entry: int, turns: int) -> float:
-            return 1.0 - law(turns)
+        def _odds(self, entry: int, turns: int, steps: int) -> NDArray[np.float64]:
+            return np.array([1.0 - law(n) for n in range(turns, turns + steps)])
 
         def _end_rate(self, session: Session) -> float:
             return min(law(session.calls, self._numbers(session.agent + 1)[-1]), 0.999)

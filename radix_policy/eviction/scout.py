@@ -11,15 +11,15 @@ A node is private until a second session runs over it. No size and no recomputat
 hit with chance p loses p |b| of them, so the knapsack ratio is p. Scores are real numbers; ties go in LRU order.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from radix_policy.ages import AgeModel
+from radix_policy.ages import AgeModel, StampClock
 from radix_policy.config import key
 from radix_policy.depths import AnchorDepths, DeadTails
 from radix_policy.eviction.base import EvictionPolicy
-from radix_policy.grouped_index import GroupedIndex
+from radix_policy.grouped_index import Gauge, GroupedIndex
 from radix_policy.guard import Guard, GuardConfig, Mark, mark_of
 from radix_policy.hazard import HazardConfig, HazardModel
 from radix_policy.identity import POOLED
@@ -85,9 +85,9 @@ class ScoutPolicy(EvictionPolicy):
         self.tails = DeadTails()
         self.guard = Guard(self.config, world.nodes.get)
         self.ages = AgeModel()
+        self.stamps = StampClock()
         self._aged = -1  # events of `ages` at its last refresh
         self._calls: list[int] = []  # c by agent
-        self._weights: dict[int, tuple[int, dict[Hashable, float]]] = {}  # by session: (version, class weights)
 
     def make_model(self) -> HazardModel:
         """The model behind p."""
@@ -143,6 +143,7 @@ class ScoutPolicy(EvictionPolicy):
     def on_insert(self, node: Node, request: "Request | None") -> None:
         if node.resident:
             self.guard.added(node)
+        self.stamps.note(node.stamp, self.world.clock.seconds)
         if request is None:
             return
         page = self.world.page_size
@@ -152,7 +153,8 @@ class ScoutPolicy(EvictionPolicy):
             agent, visit, calls = request.state
             cut = self.depths.of(agent) if self.config.cut else 0
             note = NodeNote(agent, visit, calls, -(-cut // page) * page)
-            dead = self.tails.of(agent) if self.trims else 0  # whole leaves: the live part would go with the dead
+            # an engine that only drops whole leaves would lose a leaf for the sake of its end
+            dead = self.tails.of(agent) if self.trims else 0
             if dead and not node.output:
                 note.dead = -(-(request.prompt_tokens - dead) // page) * page
         note.seconds = self.world.clock.seconds
@@ -179,7 +181,7 @@ class ScoutPolicy(EvictionPolicy):
         if note is None or self._is_common(node, note):
             return
         if node.session == UNKNOWN:
-            self.ages.lost(kind_of(node.output, node.hits), self.world.clock.seconds - note.seconds)
+            self.ages.lost(kind_of(node.output, node.hits), self._age(node))
             return
         session = self.world.sessions.get(node.session)
         if session is not None:
@@ -188,6 +190,7 @@ class ScoutPolicy(EvictionPolicy):
 
     def on_restore(self, node: Node) -> None:
         self.guard.added(node)
+        self.stamps.note(node.stamp, self.world.clock.seconds)
 
     def on_finish(self, request: "Request") -> None:
         if request.session is not None:
@@ -195,12 +198,11 @@ class ScoutPolicy(EvictionPolicy):
 
     def on_session(self, session: "Session") -> None:
         self.hazard.moved(session)
-        if session.ended:
-            self._weights.pop(session.id, None)
         self.world.regroup(session)
 
     def on_reset(self) -> None:
         self.guard.reset()
+        self.stamps.clear()
 
     def holds(self) -> bool:
         return not self.config.guard or self.guard.begin(self.world.nodes)
@@ -210,78 +212,99 @@ class ScoutPolicy(EvictionPolicy):
         if self.ages.events > self._aged + 64 or (self._aged < 0 < self.ages.events):
             self._aged = self.ages.events
             self.ages.refresh(self.hazard.gamma, self.world.gaps.cycle)
+            self.hazard.sweep()
 
     # ---- scores: GroupedPolicy ----
 
-    def group_of(self, node: Node) -> int:
-        """A session's id; -1 - kind where the session is unknown; or _SHARED - agent for what serves all sessions."""
+    def place_of(self, node: Node) -> tuple[int, Hashable]:
+        """(group, class): the group is a session's id; -1 - kind where the session is unknown; or _SHARED - agent.
+
+        The class of a session's node: (session, agent, kind, visit of the last touch, whether its end is dead).
+        """
         note: NodeNote | None = node.state
         if note is None:
-            return _NOTHING
-        if node.shared or node.start + node.length <= note.cut:
-            return _SHARED - note.agent
-        return node.session if node.session != UNKNOWN else -1 - kind_of(node.output, node.hits)
+            return _NOTHING, ()
+        end = node.start + node.length
+        if node.shared or end <= note.cut:
+            return _SHARED - note.agent, (node.id,)
+        hits, session = node.hits, node.session
+        kind = (3 if node.output else 0) + (hits if hits < 2 else 2)
+        if session == UNKNOWN:
+            return -1 - kind, ()
+        known = self.world.sessions.get(session)
+        if known is None:
+            return session, ()
+        visit = note.visit
+        if known.visits.get(note.agent, 0) - visit >= _OLD_AFTER:
+            visit = _OLD
+        return session, (session, note.agent, kind, visit, end > note.dead)
 
     def class_of(self, node: Node) -> Hashable | None:
-        note: NodeNote | None = node.state
-        if note is None:
-            return ()
-        if self._is_common(node, note):
-            return (node.id,)
-        if node.session == UNKNOWN:
-            return (-1 - kind_of(node.output, node.hits),)
-        session = self.world.sessions.get(node.session)
-        if session is None:
-            return ()
-        visit = note.visit if session.visits.get(note.agent, 0) - note.visit < _OLD_AFTER else _OLD
-        dead = node.start + node.length > note.dead
-        return (node.session, note.agent, kind_of(node.output, node.hits), visit, dead)
+        group, key = self.place_of(node)
+        return (group, key)
 
-    def weight(self, node: Node) -> float:
-        group = self.group_of(node)
-        if group == _NOTHING:
-            return 0.0
-        note: NodeNote = node.state
-        if group <= _SHARED:
-            return self._proven(node, note)
+    def weigh(self, group: Hashable, key: Hashable, node: Node) -> float:
+        assert isinstance(group, int)
         if group < 0:
-            return note.seconds
+            if group == _NOTHING:
+                return 0.0
+            return self._proven(node, node.state) if group <= _SHARED else node.stamp
+        view = self.hazard.view_of(group)
         session = self.world.sessions.get(group)
-        view = self.hazard.view(session) if session is not None else None
         if session is None or view is None:
             return 0.0
-        known = self._weights.get(group)
-        if known is None or known[0] != view.version:
-            known = self._weights[group] = (view.version, {})
-        passed = min(session.visits.get(note.agent, 0) - note.visit, _OLD_AFTER)
-        kind = kind_of(node.output, node.hits)
-        weight = known[1].get((note.agent, kind, passed))
-        if weight is None:
-            reach = view.reach[note.agent] if note.agent < len(view.reach) else 0.0
-            weight = reach * (self.reuse.q(note.agent, kind, passed) if self.config.learn_reuse else 1.0)
-            known[1][note.agent, kind, passed] = weight
-        return weight * _DEAD_WORTH if node.start + node.length > note.dead else weight
+        assert isinstance(key, tuple)
+        _, agent, kind, visit, dead = key
+        passed = _OLD_AFTER if visit == _OLD else min(session.visits.get(agent, 0) - visit, _OLD_AFTER)
+        known = view.weights.get((agent, kind, passed))
+        if known is None:
+            known = view.reach[agent] if agent < len(view.reach) else 0.0
+            if self.config.learn_reuse:
+                known *= self.reuse.q(agent, kind, passed)
+            view.weights[agent, kind, passed] = known
+        worth: float = known
+        return worth * _DEAD_WORTH if dead else worth
+
+    def weight(self, node: Node) -> float:
+        """The node's weight inside its group."""
+        return self.weigh(*self.place_of(node), node)
+
+    def gauge(self, group: Hashable) -> Gauge | None:
+        assert isinstance(group, int)
+        return self.hazard.view_of(group) if group >= 0 else None
 
     def value(self, group: Hashable, weight: float) -> float:
         assert isinstance(group, int)
         if group >= 0:
             view = self.hazard.view_of(group)
-            return view.coefficient * weight if view is not None else 0.0
+            return view.factor * weight if view is not None else 0.0
         if group == _NOTHING:
             return 0.0
         if group > _SHARED:
-            return self.ages.value(-1 - group, self.world.clock.seconds - weight) if self.config.ages else 0.0
+            if not self.config.ages:
+                return 0.0
+            return self.ages.value(-1 - group, self.hazard.swept_at - self.stamps.seconds(weight))
         none = self.hazard.none
         agent = _SHARED - group
         return 1.0 - none[agent] ** weight if 0 <= agent < len(none) else 0.0
 
-    def version(self, group: Hashable) -> Hashable:
+    def version(self, group: Hashable) -> int:
         assert isinstance(group, int)
         if group >= 0:
             view = self.hazard.view_of(group)
-            return view.version if view is not None else None
+            return view.version if view is not None else 0
         agent = _SHARED - group
-        return (self.hazard.epoch, self._calls[agent] if 0 <= agent < len(self._calls) else 0)
+        calls = self._calls[agent] if 0 <= agent < len(self._calls) else 0
+        return (self.hazard.epoch << 40) + calls
+
+    def changes(self) -> tuple[int, Iterable[Hashable]]:
+        hazard = self.hazard
+        changed = [*hazard.changed]
+        hazard.changed.clear()
+        if changed:
+            # what serves all sessions depends on each of them
+            changed.extend(range(_SHARED - len(hazard.none) + 1, _SHARED + 1))
+        return hazard.sweeps, changed
 
     def is_dead(self, group: Hashable) -> bool:
         if not isinstance(group, int) or group < 0:
@@ -290,10 +313,10 @@ class ScoutPolicy(EvictionPolicy):
         return session is None or session.ended
 
     def score(self, node: Node) -> float:
-        group = self.group_of(node)
-        if self.is_dead(group):
-            return 0.0
-        return self.value(group, self.weight(node))
+        group, key = self.place_of(node)
+        if group >= 0 and self.hazard.view_of(group) is None:
+            return 0.0  # ended
+        return self.value(group, self.weigh(group, key, node))
 
     def snapshot(self) -> dict[str, Any]:
         return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch, **self.guard.snapshot()}
@@ -324,6 +347,10 @@ class ScoutPolicy(EvictionPolicy):
             session.state = {}
         assert isinstance(session.state, dict)
         return session.state
+
+    def _age(self, node: Node) -> float:
+        """Seconds since the last access."""
+        return self.world.clock.seconds - self.stamps.seconds(node.stamp)
 
     def _match_alone(self, request: "Request", path: Sequence[Node]) -> None:
         """A call without a session ran over these nodes."""

@@ -71,7 +71,7 @@ def lengths(stage: Stage) -> dict[str, int]:
         "pairs": len(hazard.router._pairs),
         "steps": len(hazard._steps),
         "calls": len(policy._calls),  # type: ignore[attr-defined]
-        "weights": len(policy._weights),  # type: ignore[attr-defined]
+        "weights": max((len(v.weights) for v in hazard._views.values()), default=0),
         "nodes": len(world.nodes),
         "index": len(runtime.index),
     }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from radix_policy.config import ConfigError
@@ -245,6 +245,9 @@ json_values = st.recursive(
     st.sampled_from(["chat", "generate", "responses"]),
     st.sampled_from([None, 1]),
 )
+@example({"session_id": None}, "responses", None)
+@example({"custom_params": None}, "chat", None)
+@example({"sampling_params": None, "session_id": None}, "generate", 1)
 def test_nothing_but_the_tag_changes(document: dict[str, Any], kind: str, indent: int | None) -> None:
     new = with_tag(json.dumps(document, indent=indent).encode(), kind, {"session": "s"})
     if new is None:
