@@ -186,6 +186,7 @@ class HazardModel:
         """Take in the sessions that moved; returns their views."""
         live, found = self.world.sessions.live, []
         for session in self._dirty.values():
+            self.changed[session.id] = None
             if session.id not in live or session.calls == 0:
                 view = self._views.pop(session.id, None)
                 if view is not None:
@@ -203,7 +204,6 @@ class HazardModel:
             self._finished[view.slot] = session.started_at if session.running > 0 else session.finished_at
             self._going[view.slot] = session.running > 0
             self._review(session)
-            self.changed[session.id] = None
             found.append(view)
         self._dirty.clear()
         return found
