@@ -1,13 +1,13 @@
 """One engine without a model: the memory of SGLang and the life of a request, on a `SimTree` and a `Runtime`.
 
-A request is looked up (`probe`), admitted when its memory is there (`admit`: lock the prefix, then per prefill chunk
-make room, allocate, insert), grows while it decodes (`grow`), and leaves (`finish`: its output is inserted, split off
+A request is admitted when its memory is there (`admit`: look up, lock the prefix, then per prefill chunk make room,
+allocate, insert), grows while it decodes (`grow`), and leaves (`finish`: its output is inserted, split off
 at the prompt's last page, everything is unlocked). This follows `PrefillAdder.add_one_req`, `alloc_for_extend`,
 `alloc_for_decode`, `checkpoint_into_tree` and `release_kv_cache` of sglang 0.5.23, with outputs of known length
 (`ignore_eos`, so admission reserves them whole) and nothing retracted.
 
-The seam for a host tier: `probe` finds what is on the device only, and `_make_room` is the one place where a victim is
-dropped; a tier would answer in `probe` with what it can restore and take over in `_make_room`.
+The seam for a host tier: `admit` looks up what is on the device only (`SimTree.match`), and `_make_room` is the one
+place where a victim is dropped; a tier would add to the look-up what it can restore and take over in `_make_room`.
 """
 
 from collections.abc import Sequence
@@ -214,7 +214,7 @@ class Engine:
 
     def _make_room(self, need: int) -> None:
         """Evict until `need` tokens are free or nothing can go any more."""
-        tree, page = self.tree, self.page
+        tree, page, policy = self.tree, self.page, self.runtime.policy
         short = need - self.free
         if short <= 0:
             return
@@ -229,7 +229,8 @@ class Engine:
                 if self.trims:
                     if self._tail is not None:
                         drop = min(drop, self._tail(node))
-                    if drop > short:
-                        drop = (short + page - 1) // page * page
+                    least = max(short, policy.trim_least)
+                    if drop > least:
+                        drop = (least + page - 1) // page * page
                 short -= tree.trim(node.id, node.length - drop) if drop < node.length else tree.evict(node.id)
         self.evicted += before - tree.used
