@@ -119,6 +119,9 @@ class GroupedIndex:
         self._groups: dict[Hashable, _Group] = {}
         self._live: dict[Hashable, _Group] = {}  # the groups that are not dead
         self._filed: dict[NodeId, _Filed] = {}
+        # what was told since it was last looked at: a leaf, or None for one that is none any more. A request touches,
+        # locks and unlocks its leaf many times between two evictions; only where that ends has to be filed
+        self._told: dict[NodeId, Node | None] = {}
         self._dead: list[Entry] = []
         self._dead_count = 0
         self._lru: list[Entry] | None = None
@@ -128,19 +131,23 @@ class GroupedIndex:
         self._sweep = -1
 
     def __len__(self) -> int:
+        self._file_told()
         return len(self._filed)
 
     def __contains__(self, node: NodeId) -> bool:
+        self._file_told()
         return node in self._filed
 
     @property
     def classes(self) -> int:
         """Classes that hold a leaf; all dead ones count as one."""
+        self._file_told()
         return sum(len(g.classes) for g in self._live.values()) + (self._dead_count > 0)
 
     @property
     def groups(self) -> int:
         """Live groups that hold a leaf."""
+        self._file_told()
         return len(self._live)
 
     def clear(self) -> None:
@@ -148,33 +155,13 @@ class GroupedIndex:
         self._groups.clear()
         self._live.clear()
         self._filed.clear()
+        self._told.clear()
         self._dead, self._dead_count, self._lru, self._top = [], 0, None, []
         self._touched.clear()
 
     def file(self, node: Node, is_leaf: bool = True) -> None:
         """The node is a leaf now (its class and stamp may have changed), or it is none any more."""
-        old = self._filed.get(node.id)
-        if not is_leaf:
-            if old is not None:
-                self._unfile(node.id, old)
-            return
-        group, key = self._policy.place_of(node)
-        stamp = node.stamp
-        if old is not None:
-            if old.stamp == stamp and old.key == key and old.group == group:
-                return
-            self._unfile(node.id, old)
-        home = self._groups.get(group)
-        if home is None:
-            dead = self._policy.is_dead(group)
-            home = self._groups[group] = _Group(dead, None if dead else self._policy.gauge(group))
-            if not dead:
-                self._live[group] = home
-        home.leaves[node.id] = None
-        self._filed[node.id] = _Filed(group, key, stamp, node)
-        if self._lru is not None:
-            heapq.heappush(self._lru, (stamp, node.id))
-        self._place(group, home, key, stamp, node)
+        self._told[node.id] = node if is_leaf else None
 
     def bury(self, group: Hashable) -> None:
         """The group is worth nothing from now on."""
@@ -206,6 +193,7 @@ class GroupedIndex:
 
     def oldest(self) -> Node | None:
         """LRU's victim: the leaf with the lowest (stamp, id) of all."""
+        self._file_told()
         filed = self._filed
         if self._lru is None or len(self._lru) > 2 * len(filed) + _SLACK:
             self._lru = [(f.stamp, i) for i, f in filed.items()]
@@ -220,6 +208,7 @@ class GroupedIndex:
 
     def drain(self, lru: bool = False) -> "GroupedDrain":
         """Begin an eviction call: by score, or in plain LRU order."""
+        self._file_told()
         if not lru:
             self._lru = None  # built again when it is needed
             sweep, groups = self._policy.changes()
@@ -236,6 +225,8 @@ class GroupedIndex:
 
     def best(self) -> Node | None:
         """The leaf with the lowest (score, stamp, id), scores as of the last `drain`."""
+        if self._told:
+            self._file_told()
         live = self._live
         if self._touched:
             for group in self._touched:
@@ -296,6 +287,35 @@ class GroupedIndex:
         return None
 
     # ---- bookkeeping ----
+
+    def _file_told(self) -> None:
+        if not self._told:
+            return
+        told, self._told = self._told, {}
+        policy, all_filed = self._policy, self._filed
+        for node_id, node in told.items():
+            old = all_filed.get(node_id)
+            if node is None:
+                if old is not None:
+                    self._unfile(node_id, old)
+                continue
+            group, key = policy.place_of(node)
+            stamp = node.stamp
+            if old is not None:
+                if old.stamp == stamp and old.key == key and old.group == group:
+                    continue
+                self._unfile(node_id, old)
+            home = self._groups.get(group)
+            if home is None:
+                dead = policy.is_dead(group)
+                home = self._groups[group] = _Group(dead, None if dead else policy.gauge(group))
+                if not dead:
+                    self._live[group] = home
+            home.leaves[node_id] = None
+            all_filed[node_id] = _Filed(group, key, stamp, node)
+            if self._lru is not None:
+                heapq.heappush(self._lru, (stamp, node_id))
+            self._place(group, home, key, stamp, node)
 
     def _place(self, group: Hashable, home: _Group, key: Hashable, stamp: float, node: Node) -> None:
         if home.dead:

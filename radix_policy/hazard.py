@@ -18,11 +18,13 @@ sessions, new ones included, the chance that no visit comes:
 
 with lambda new sessions per second and G_new(j) the worth of a visit by one that starts now.
 
-Tables are rebuilt at most every `every` calls (more rarely with many live sessions, so that the cost per call stays);
-between rebuilds only sessions that called, and the clock, move.
+Tables are rebuilt every `every` calls, more rarely with many live sessions, so that the cost per call stays. Between
+rebuilds only sessions that called move, and every `grain` of a cycle the clock: for all sessions whose c it changed by
+2 %, and for Q. Sessions that have not called since a rebuild catch up with it a few at a time.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 
 _FAINT = 0.02  # weight of the pair predictor that is not worth its cost
+_TOLERANCE = 0.02  # part of c by which time has to move it before it counts
 _MOST_DIRTY = 512  # sessions that moved and were not looked at yet
 
 
@@ -62,8 +65,8 @@ class HazardConfig:
     learn_end: bool = key(True, "learn when sessions end")
     by_turn: bool = key(True, "END depends on entry agent and turn")
     timing: bool = key(True, "a silent session loses worth with time")
-    grain: float = key(0.03, "how often silence is looked at anew", low=0, high=10, unit="cycles")
-    every: int = key(8, "calls between two rebuilds of the tables, at least", low=1, high=10_000, unit="calls")
+    grain: float = key(0.1, "how often silence is looked at anew", low=0, high=10, unit="cycles")
+    every: int = key(8, "calls between two rebuilds of the tables, for each 8 live sessions", low=1, high=10_000, unit="calls")
 
 
 class View(Gauge):
@@ -104,7 +107,9 @@ class HazardModel:
         self._h = np.zeros((1, 0, 0), dtype=np.float32)
         self._stay: list[float] = []  # 1 - e_i
         self._stays = np.zeros(0)
-        self._steps: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._diagonal = np.arange(0)
+        self._steps: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._stale: deque[int] = deque()  # sessions, by id, that may not have been reviewed since the last rebuild
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
@@ -158,14 +163,14 @@ class HazardModel:
         world.transitions.ensure(len(world.identifier.agents))
         agents = len(world.transitions)
         now, calls = world.clock.seconds, world.calls
-        if agents != self._agents or calls - self._built_at >= max(self.config.every, len(self._views) // 2):
+        if agents != self._agents or calls - self._built_at >= self.config.every * max(1, len(self._views) // 8):
             self._now = now
             self._file_dirty()
+            grown = agents != self._agents
             self._rebuild(agents)
             self._built_at = calls
-            for session in world.sessions.live.values():
-                self._review(session)
-            self.sweep()
+            self._stale = deque(self._views)
+            self.sweep(len(self._views) if grown else None)
         elif self.swept_at + self.config.grain * world.gaps.cycle < now:
             self._now = now
             self._file_dirty()
@@ -174,13 +179,22 @@ class HazardModel:
             self._now = now
             for view in self._file_dirty():
                 self._weigh_one(view)
-            self._combine()
 
-    def sweep(self) -> None:
-        """Time has passed for every session."""
+    def sweep(self, reviews: int | None = None) -> None:
+        """Time has passed for every session; `reviews`: sessions that are to catch up with the last rebuild."""
         self._now = self.swept_at = self.world.clock.seconds
+        self._catch_up(1 + len(self._views) // 16 if reviews is None else reviews)
         self._weigh()
         self.sweeps += 1
+
+    def _catch_up(self, sessions: int) -> None:
+        """Review some of those that have not moved since the rebuild, so that its cost is spread over many calls."""
+        live, stale = self.world.sessions.live, self._stale
+        while stale and sessions > 0:
+            session = live.get(stale.popleft())
+            if session is not None and self._review(session):
+                self.changed[session.id] = None
+                sessions -= 1
 
     def _file_dirty(self) -> list[View]:
         """Take in the sessions that moved; returns their views."""
@@ -226,6 +240,7 @@ class HazardModel:
         self._steps.clear()
         if agents != self._agents:
             self._agents = agents
+            self._diagonal = np.arange(agents)
             self._reach = np.zeros((len(self._end), agents))
         self._start(agents)
 
@@ -278,27 +293,26 @@ class HazardModel:
             shares.append(Share(session.agent, session.entry, session.calls, dead * (1.0 - s)))
         return shares
 
-    def _step_weights(self, entry: int, turns: int) -> NDArray[np.float64]:
+    def _step_weights(self, entry: int, turns: int) -> NDArray[np.float32]:
         """gamma^(k-1) * min(cap, odds(n + k - 1) / odds(n)... as running products), k = 1..K."""
         known = self._steps.get((entry, turns))
         if known is None:
             odds = self._odds(entry, turns + 1, self.config.horizon - 1)
             ratios = np.minimum(np.multiply.accumulate(odds), self.config.odds_cap)
-            known = self._discounts.copy()
-            known[1:] *= ratios
-            self._steps[entry, turns] = known
+            weights = self._discounts.copy()
+            weights[1:] *= ratios
+            known = self._steps[entry, turns] = weights.astype(np.float32)
         return known
 
-    def _review(self, session: Session) -> None:
-        """Recompute e and G of one session when its state or the tables changed."""
+    def _review(self, session: Session) -> bool:
+        """Recompute e and G of one session when its state or the tables changed; whether they had."""
         view = self._views.get(session.id)
         if view is None or session.agent >= self._agents:
-            return
+            return False
         if view.epoch == self.epoch and view.calls == session.calls and view.hint == session.next_agent:
-            return
+            return False
         view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
-        weights = self._step_weights(session.entry, session.calls)
-        reach = self._reach_of(session, weights)
+        reach = self._reach_of(session)
         if session.next_agent >= 0:
             reach = self._hinted(reach, session)
         reach = np.minimum(reach, 1.0)
@@ -309,25 +323,25 @@ class HazardModel:
         view.weights = {}
         self._end[view.slot] = view.end
         self._reach[view.slot] = reach
+        return True
 
-    def _reach_of(self, session: Session, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """G before its cap: two steps by pairs, the rest by first passage."""
-        i, base, h = session.agent, self._base, self._h
-        before = session.trail[1]
-        if self.config.pairs and before >= 0 and self.router.pair_weight > _FAINT:
-            first = self.router.pair_row(before, i, base[i])
-            second = base.copy()
-            for j, p in enumerate(first.tolist()):
-                if p > 0.01:
-                    second[j] = self.router.pair_row(i, j, base[j])
-            later = np.add.reduce(weights[2:, None, None] * h[:-2], axis=0)  # from step 3 on, by where step 2 went
-            diagonal = np.arange(len(base))
-            later[diagonal, diagonal] = weights[1]
-            onward = np.add.reduce(second[:, :, None] * later[None, :, :], axis=1) * self._stays[:, None]
-            onward[diagonal, diagonal] = 1.0
-            reached: NDArray[np.float64] = np.add.reduce(first[:, None] * onward, axis=0)
-            return reached
-        return np.add.reduce(weights[:, None] * h[:, i, :], axis=0) / max(self._stay[i], 1e-3)
+    def _reach_of(self, session: Session) -> NDArray[np.float64]:
+        """G before its cap. With a first step r that knows the last two agents:
+
+        G(j) = r(j) + sum over l != j of r(l) (1 - e_l) sum over k >= 2 of w_k H_(k-1)(l, j).
+        """
+        i, before = session.agent, session.trail[1]
+        weights = self._step_weights(session.entry, session.calls)
+        if not (self.config.pairs and before >= 0 and self.router.pair_weight > _FAINT):
+            return self._onward(weights, i) / max(self._stay[i], 1e-3)
+        first = self.router.pair_row(before, i, self._base[i])
+        later = np.einsum("k,kij->ij", weights[1:], self._h[:-1])
+        later[self._diagonal, self._diagonal] = 0.0
+        return first + np.einsum("i,ij->j", first * self._stays, later)
+
+    def _onward(self, weights: NDArray[np.float32], agent: int) -> NDArray[np.float64]:
+        """The worth of every agent to a walk that stands at `agent`: sum over k of w_k H_k(agent, j)."""
+        return np.einsum("k,kj->j", weights, self._h[:, agent]).astype(np.float64)
 
     def _hinted(self, reach: NDArray[np.float64], session: Session) -> NDArray[np.float64]:
         trust = self.world.hints.trust
@@ -335,7 +349,7 @@ class HazardModel:
         if j >= self._agents:
             return reach
         weights = self._step_weights(session.entry, session.calls + 1)
-        onward = np.add.reduce(weights[:, None] * self._h[:, j, :], axis=0) * self.gamma
+        onward = self._onward(weights, j) * self.gamma
         onward[j] = 1.0
         return trust * onward + (1.0 - trust) * reach
 
@@ -349,7 +363,7 @@ class HazardModel:
             for i, n in starts.items():
                 if i < agents:
                     weights = self._step_weights(i, 1) * self.gamma
-                    onward = np.add.reduce(weights[:, None] * self._h[:, i, :], axis=0)
+                    onward = self._onward(weights, i)
                     onward[i] = 1.0
                     worth += n / total * np.minimum(onward, 1.0)
         cycle = world.gaps.cycle
@@ -369,8 +383,10 @@ class HazardModel:
         else:
             self._c = (1.0 - end) * self.gamma
         values = self._c.tolist()
-        for view in self._views.values():
-            view.factor = values[view.slot]
+        for session, view in self._views.items():
+            if abs(values[view.slot] - view.factor) > _TOLERANCE * view.factor:
+                view.factor = values[view.slot]
+                self.changed[session] = None
         self._combine()
 
     def _weigh_one(self, view: View) -> None:

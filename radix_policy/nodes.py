@@ -64,7 +64,7 @@ class NodeTable:
 
     def __init__(self, on_leaf: Callable[[Node, bool], None] | None = None) -> None:
         self._nodes: dict[NodeId, Node] = {}
-        self._on_leaf = on_leaf
+        self.on_leaf = on_leaf
         self.root: Node | None = None
 
     def __len__(self) -> int:
@@ -102,8 +102,8 @@ class NodeTable:
         parent = self._nodes[parent_id]
         node = self._nodes[node_id] = Node(node_id, parent, length, start, stamp, step)
         self._gain_child(parent)
-        if self._on_leaf is not None:
-            self._on_leaf(node, True)
+        if self.on_leaf is not None:
+            self.on_leaf(node, True)
         return node
 
     def split(self, prefix_id: NodeId, suffix_id: NodeId, at: int, prefix_stamp: float, suffix_stamp: float) -> Node:
@@ -123,23 +123,23 @@ class NodeTable:
     def stamp(self, node: Node, stamp: float) -> None:
         """Set the node's access stamp and refile it when it is a leaf."""
         node.stamp = stamp
-        if self._on_leaf is not None and self.is_leaf(node):
-            self._on_leaf(node, True)
+        if self.on_leaf is not None and self.is_leaf(node):
+            self.on_leaf(node, True)
 
     def touch(self, node_id: NodeId, stamp: float, step: int) -> None:
         """Set the node's access stamp and step: the most frequent event of all, so it is spelled out."""
         node = self._nodes[node_id]
         node.stamp = stamp
         node.step = step
-        if not (node.children or node.locks) and node.resident and node.parent is not None and self._on_leaf:
-            self._on_leaf(node, True)
+        if not (node.children or node.locks) and node.resident and node.parent is not None and self.on_leaf:
+            self.on_leaf(node, True)
 
     def lock(self, node_id: NodeId) -> None:
         """One more lock on the node and all its ancestors (the root's own lock is not counted)."""
         node: Node | None = self._nodes[node_id]
         while node is not None and node.parent is not None:
-            if node.locks == 0 and self._on_leaf is not None and self.is_leaf(node):
-                self._on_leaf(node, False)
+            if node.locks == 0 and self.on_leaf is not None and self.is_leaf(node):
+                self.on_leaf(node, False)
             node.locks += 1
             node = node.parent
 
@@ -149,8 +149,8 @@ class NodeTable:
         while node is not None and node.parent is not None:
             assert node.locks > 0, f"unlock of node {node.id}, which holds no lock"
             node.locks -= 1
-            if node.locks == 0 and self._on_leaf is not None and self.is_leaf(node):
-                self._on_leaf(node, True)
+            if node.locks == 0 and self.on_leaf is not None and self.is_leaf(node):
+                self.on_leaf(node, True)
             node = node.parent
 
     def demote(self, node_id: NodeId) -> Node:
@@ -166,8 +166,8 @@ class NodeTable:
             node.resident = True
             if node.parent is not None:
                 self._gain_child(node.parent)
-            if self._on_leaf is not None and self.is_leaf(node):
-                self._on_leaf(node, True)
+            if self.on_leaf is not None and self.is_leaf(node):
+                self.on_leaf(node, True)
         return node
 
     def remove(self, node_id: NodeId) -> Node:
@@ -178,18 +178,18 @@ class NodeTable:
         return node
 
     def _gain_child(self, parent: Node) -> None:
-        if parent.children == 0 and self._on_leaf is not None and self.is_leaf(parent):
-            self._on_leaf(parent, False)
+        if parent.children == 0 and self.on_leaf is not None and self.is_leaf(parent):
+            self.on_leaf(parent, False)
         parent.children += 1
 
     def _leave_device(self, node: Node) -> None:
         if not node.resident:
             return
-        if self._on_leaf is not None and self.is_leaf(node):
-            self._on_leaf(node, False)
+        if self.on_leaf is not None and self.is_leaf(node):
+            self.on_leaf(node, False)
         node.resident = False
         parent = node.parent
         if parent is not None:
             parent.children -= 1
-            if self._on_leaf is not None and self.is_leaf(parent):
-                self._on_leaf(parent, True)
+            if self.on_leaf is not None and self.is_leaf(parent):
+                self.on_leaf(parent, True)

@@ -157,7 +157,7 @@ class Runtime:
             identifier=Identifier(identity_config),  # type: ignore[arg-type]
             sessions=SessionTable(self.config.max_sessions, self._dropped),
             transitions=transitions,
-            nodes=NodeTable(self._on_leaf if index else None),
+            nodes=NodeTable(),
             gaps=GapHistogram(),
             services=GapHistogram(),
             ends=EndModel(transitions),
@@ -170,6 +170,8 @@ class Runtime:
         self.index: LeafIndex | GroupedIndex = (
             own if own is not None else LeafIndex(self.policy.class_of, self.policy.score)
         )
+        if index:
+            self.world.nodes.on_leaf = self.index.file
         self._silence = 0.0  # seconds after which a silent session is over; 0 while unknown
         self._silence_at = 0  # gaps seen when it was set
         self._sink: Callable[[Effect], None] | None = None
@@ -463,9 +465,6 @@ class Runtime:
             "rows": [[round(row[j], 4) if j < len(row) else 0.0 for j in shown] for row in rows],
         }
 
-    def _on_leaf(self, node: Node, is_leaf: bool) -> None:
-        self.index.file(node, is_leaf)
-
     def _regroup(self, session: Session) -> None:
         if isinstance(self.index, GroupedIndex):
             if session.ended:
@@ -474,5 +473,6 @@ class Runtime:
                 self.index.exhume(session.id)
 
     def _refile(self, node: Node) -> None:
-        if node.id in self.index:
+        nodes = self.world.nodes
+        if nodes.on_leaf is not None and not (node.children or node.locks) and nodes.is_leaf(node):
             self.index.file(node)

@@ -38,7 +38,7 @@ def first_passage(p: NDArray[np.float64], steps: int) -> NDArray[np.float32]:
     """H[k-1, i, j] = P(the walk that stands at i is at j for the first time after exactly k steps), k = 1..steps.
 
     H_1 = P, H_k(i, j) = sum over l != j of P(i, l) H_{k-1}(l, j). Rows of `p` may sum to less than 1 (END absorbs).
-    Summed elementwise in index order, without BLAS, so that every rank gets the same bits.
+    By numpy's own loops (einsum), not by BLAS and its threads, so that every rank gets the same bits.
     """
     agents = len(p)
     h = np.empty((steps, agents, agents), dtype=np.float32)
@@ -48,6 +48,6 @@ def first_passage(p: NDArray[np.float64], steps: int) -> NDArray[np.float32]:
     for k in range(1, steps):
         onward = current.copy()
         onward[diagonal, diagonal] = 0.0
-        current = np.add.reduce(p[:, :, None] * onward[None, :, :], axis=1)
+        current = np.einsum("il,lj->ij", p, onward)
         h[k] = current
     return h

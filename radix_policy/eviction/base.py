@@ -29,6 +29,7 @@ class EvictionPolicy(ABC):
     name: ClassVar[str]
     Config: ClassVar[type] = NoConfig
     trims: ClassVar[bool] = False  # may the last victim be cut instead of dropped whole
+    trim_least: ClassVar[int] = 1  # tokens that such a cut takes at least
 
     def __init__(self, world: "World", config: Any = None) -> None:
         self.world = world  # read-only view of agents, sessions, transitions, nodes and the clock

@@ -39,8 +39,8 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
                     p[i, j] = row[b] if row and b >= 0 else 0.0
             return p
 
-        def _reach_of(self, session: Session, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.add.reduce(weights[:, None] * self._h[:, session.agent, :], axis=0)
+        def _reach_of(self, session: Session) -> NDArray[np.float64]:
+            return self._onward(self._step_weights(session.entry, session.calls), session.agent)
 
         def _agent_end(self, agent: int) -> float:
             return 0.0

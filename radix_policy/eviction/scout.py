@@ -47,6 +47,13 @@ class ScoutConfig(HazardConfig, GuardConfig):
     ages: bool = key(True, "calls without a session: worth by age and kind; false: LRU order below all that is known")
     dead_tails: bool = key(True, "learn which end of a prompt the next call does not take up, and lose it first")
     trim: bool = key(True, "cut the last victim down to what is needed")
+    trim_least: int = key(
+        16,
+        "least that is cut off at once, so that decoding does not evict token by token",
+        low=1,
+        high=65536,
+        unit="tokens",
+    )
 
 
 class NodeNote:
@@ -79,6 +86,7 @@ class ScoutPolicy(EvictionPolicy):
     def __init__(self, world: "World", config: Any = None) -> None:
         super().__init__(world, config)
         self.trims = self.config.trim  # type: ignore[misc]
+        self.trim_least = self.config.trim_least  # type: ignore[misc]
         self.hazard = self.make_model()
         self.reuse = ReuseTable()
         self.depths = AnchorDepths()
@@ -86,6 +94,7 @@ class ScoutPolicy(EvictionPolicy):
         self.guard = Guard(self.config, world.nodes.get)
         self.ages = AgeModel()
         self.stamps = StampClock()
+        self._swept = -1  # sweeps of the hazard model that the index knows of
         self._aged = -1  # events of `ages` at its last refresh
         self._calls: list[int] = []  # c by agent
 
@@ -299,12 +308,13 @@ class ScoutPolicy(EvictionPolicy):
 
     def changes(self) -> tuple[int, Iterable[Hashable]]:
         hazard = self.hazard
-        changed = [*hazard.changed]
-        hazard.changed.clear()
-        if changed:
-            # what serves all sessions depends on each of them
-            changed.extend(range(_SHARED - len(hazard.none) + 1, _SHARED + 1))
-        return hazard.sweeps, changed
+        changed: dict[Hashable, None] = hazard.changed  # type: ignore[assignment]
+        hazard.changed = {}
+        if self._swept != hazard.sweeps:
+            self._swept = hazard.sweeps
+            for group in range(_SHARED - len(hazard.none) + 1, 0):  # what no one session's clock drives
+                changed[group] = None
+        return 0, changed
 
     def is_dead(self, group: Hashable) -> bool:
         if not isinstance(group, int) or group < 0:

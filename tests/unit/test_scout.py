@@ -180,7 +180,9 @@ def test_a_session_that_comes_back_gets_its_scores_back() -> None:
     twin.refresh()
     for each in (stage, twin):
         each.call(prompt("b", 1, 8), "b", "s1")
-        each.refresh()
+        for _ in range(4):  # the others catch up with the new tables one by one
+            each.refresh()
+            each.wait(1.0)
     assert [n.id for n in stage.nodes()] == [n.id for n in twin.nodes()]
     assert [stage.score(n) for n in stage.nodes()] == pytest.approx([twin.score(n) for n in twin.nodes()])
     assert all(stage.score(n) > 0 for n in private(stage, "s1"))
@@ -399,6 +401,7 @@ def test_unknown_and_pooled_agents_are_scored_like_any_other() -> None:
         assert all(0 <= s <= 1 for s in scores) and max(scores) > 0
         stage.close("s0")
         stage.refresh()
-        assert all(stage.score(n) == 0 for n in private(stage, "s0"))
+        own = [n for n in private(stage, "s0") if n.start + n.length > n.state.cut]  # not its agent's anchor
+        assert own and all(stage.score(n) == 0 for n in own)
         drained(stage)
         assert stage.nodes() == []
