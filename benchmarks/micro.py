@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Results, UsageError, progress, read, table
-from radix_policy.events import PrefixMatched, RequestArrived, RequestFinished, Tag, Tick
+from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tag, Tick
 from radix_policy.eviction import POLICIES
 from radix_policy.prompts import TokenPrompt
 from radix_policy.runtime import Runtime
@@ -225,21 +225,22 @@ def _observe_us(populated: Populated, path_nodes: int, identity: str, repeats: i
         runtime.locked(chain[-1])  # as in the engine: a matched path is locked while its request runs
     requests = 500
     serial = iter(range(10**9))
-    batch: list[RequestArrived] = []
+    batch: list[Event] = []
 
     def prepare() -> None:
         batch.clear()
         for _ in range(requests):
             n = next(serial)
             tag = Tag(f"agent{n % populated.agents}", f"live{n // 7 % 50}") if identity == "tag" else None
-            batch.append(RequestArrived(f"o{identity}{path_nodes}-{n}", _PROMPT, tag=tag))
+            rid = f"o{identity}{path_nodes}-{n}"
+            batch.append(RequestArrived(rid, _PROMPT, tag=tag))
+            batch.append(PrefixMatched(rid, path, 0))
+            batch.append(RequestFinished(rid, 10))
 
     def observe_all() -> None:
         observe = runtime.observe
         for event in batch:
             observe(event)
-            observe(PrefixMatched(event.rid, path, 0))
-            observe(RequestFinished(event.rid, 10))
 
     found = median_us(observe_all, max(repeats, 3), requests, prepare)
     if chain:
@@ -287,8 +288,8 @@ def state_point(policy: str, agents: int = AGENTS) -> Point:
     """Bytes that are held after 100 sessions, without live sessions, requests in flight and tree nodes.
 
     `policy_bytes` is the policy's own learner, `world_bytes` what the runtime learns for every policy (transitions,
-    ends, gaps), `identity_bytes` who is who. The limit is on the learner for cachescout, whose chain is its own, else
-    on all three.
+    ends, gaps), `identity_bytes` who is who: prompts of recent calls, most of all. The limit is on what is learned of
+    agents: the policy's own for cachescout, whose chain is its own, else that and the world's.
     """
     populated = Populated(policy, 100 * Populated.CALLS, agents=agents)
     runtime = populated.runtime
@@ -296,12 +297,12 @@ def state_point(policy: str, agents: int = AGENTS) -> Point:
     runtime.policy.refresh()
     apart = [world, world.refile, runtime.index, runtime, runtime.requests, runtime.policy.config, _PROMPT]
     apart += [world.clock, world.nodes, world.sessions, *world.nodes, *world.sessions, _PROMPT.tokens]
-    apart += [world.identifier.config]
+    apart += [world.identifier.config, *runtime.policy.passing()]
     identity = deep_bytes([world.identifier], apart)
     learned = [v for k, v in vars(world).items() if k not in ("clock", "nodes", "sessions", "identifier")]
     shared = deep_bytes(learned, [*apart, world.identifier, runtime.policy])
     own = deep_bytes([runtime.policy], [*apart, world.identifier, *learned])
-    counted = own if policy == "cachescout" else own + shared + identity
+    counted = own if policy == "cachescout" else own + shared
     sizes = {"policy_bytes": own, "world_bytes": shared, "identity_bytes": identity}
     return {"policy": policy, "agents": agents, "bytes": counted, "limit": STATE_LIMIT.get(policy), **sizes}
 

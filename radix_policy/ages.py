@@ -19,7 +19,7 @@ from radix_policy.gaps import EDGES, LEAST_CYCLE
 
 _BINS = len(EDGES) - 1
 _KINDS = 6
-_MOMENTS = 512
+_MOMENTS = 128
 _HALVE_AT = 4096.0
 
 
@@ -28,21 +28,23 @@ class AgeModel:
 
     def __init__(self) -> None:
         self.events = 0
-        self._hits = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
-        self._lost = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
+        self._hits: list[array[float]] = []  # by kind; no tables where every call has a session
+        self._lost: list[array[float]] = []
         self._total = [0.0] * _KINDS
-        self._values = [array("f", bytes(4 * (_BINS + 1))) for _ in range(_KINDS)]
+        self._values: list[array[float]] = []
 
     def hit(self, kind: int, age: float) -> None:
         """A node of that kind was run over again."""
-        self._add(self._hits, kind, age)
+        self._add(True, kind, age)
 
     def lost(self, kind: int, age: float) -> None:
         """It was evicted."""
-        self._add(self._lost, kind, age)
+        self._add(False, kind, age)
 
     def refresh(self, gamma: float, cycle: float) -> None:
         """Rebuild V."""
+        if not self.events:
+            return
         theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
         pooled_hits = [sum(self._hits[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
         pooled_lost = [sum(self._lost[kind][k] for kind in range(_KINDS)) for k in range(_BINS)]
@@ -62,11 +64,17 @@ class AgeModel:
         k = min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)
         low, high = EDGES[k], EDGES[k + 1]
         share = min(max((age - low) / (high - low), 0.0), 1.0)
+        if not self._values:
+            return 0.0
         values = self._values[kind]
         return values[k] + (values[k + 1] - values[k]) * share
 
-    def _add(self, table: "list[array[float]]", kind: int, age: float) -> None:
-        table[kind][min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)] += 1.0
+    def _add(self, hit: bool, kind: int, age: float) -> None:
+        if not self.events:
+            self._hits = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
+            self._lost = [array("f", bytes(4 * _BINS)) for _ in range(_KINDS)]
+            self._values = [array("f", bytes(4 * (_BINS + 1))) for _ in range(_KINDS)]
+        (self._hits if hit else self._lost)[kind][min(max(bisect_right(EDGES, age) - 1, 0), _BINS - 1)] += 1.0
         self.events += 1
         self._total[kind] += 1.0
         if self._total[kind] >= _HALVE_AT:
@@ -89,11 +97,11 @@ def _hazards(hits: Sequence[float], lost: Sequence[float], pooled: list[float] |
 
 
 class StampClock:
-    """When the tree's access clock (stamps) stood where: the newest 512 moments, older ones ever more thinly."""
+    """When the tree's access clock (stamps) stood where: the newest 128 moments, older ones ever more thinly."""
 
     def __init__(self) -> None:
-        self._stamps: list[float] = []
-        self._seconds: list[float] = []
+        self._stamps = array("d")
+        self._seconds = array("d")
 
     def note(self, stamp: float, seconds: float) -> None:
         """The access clock stands at `stamp` now."""
@@ -114,5 +122,4 @@ class StampClock:
 
     def clear(self) -> None:
         """A new tree: its stamps may start anew."""
-        self._stamps.clear()
-        self._seconds.clear()
+        del self._stamps[:], self._seconds[:]

@@ -16,6 +16,7 @@ In a cohort of age t the survivors already seen to call are (1 - e)(1 - S), and 
 ratio is e whatever t is. The shares are rebuilt at every refresh and vanish when all sessions are resolved.
 """
 
+from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -35,7 +36,9 @@ def bucket(turns: int) -> int:
     return turns - 1 if turns <= _SINGLE else min(_SINGLE + (turns - _SINGLE - 1) // _WIDTH, BUCKETS - 1)
 
 
-_BY_TURN = np.array([0, *(bucket(n) for n in range(1, _SINGLE + _WIDTH * BUCKETS))])  # b(n), n at most its length
+_BUCKET_OF = (0, *(bucket(n) for n in range(1, _SINGLE + _WIDTH * BUCKETS)))  # b(n), n at most its length
+_BY_TURN = np.array(_BUCKET_OF)
+_LAST = len(_BUCKET_OF) - 1
 
 
 class EndMark(NamedTuple):
@@ -62,48 +65,52 @@ class EndModel:
     def __init__(self, transitions: TransitionCounts, *, by_turn: bool = True) -> None:
         self.transitions = transitions
         self.by_turn = by_turn  # False: by agent only
-        self._ends = np.zeros((0, BUCKETS))  # [entry][bucket]
-        self._trials = np.zeros((0, BUCKETS))
-        self._odds = np.ones((0, BUCKETS))
+        self._agents = 0
+        self._ends = array("f")  # [entry * BUCKETS + bucket]; whole numbers, exact up to 2^24
+        self._trials = array("f")
+        self._odds = np.ones((0, BUCKETS), dtype=np.float32)
         self._agent_rates: list[float] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts and rates."""
-        return self._ends.nbytes + self._trials.nbytes + self._odds.nbytes + 8 * len(self._agent_rates)
+        return 8 * len(self._ends) + self._odds.nbytes + 8 * len(self._agent_rates)
 
     def ensure(self, agents: int) -> None:
         """Make room for agent ids below `agents`."""
-        self.transitions.ensure(agents)
-        more = agents - len(self._ends)
+        more = agents - self._agents
         if more > 0:
-            self._ends = np.concatenate([self._ends, np.zeros((more, BUCKETS))])
-            self._trials = np.concatenate([self._trials, np.zeros((more, BUCKETS))])
+            self.transitions.ensure(agents)
+            self._agents = agents
+            self._ends.extend([0.0] * (more * BUCKETS))
+            self._trials.extend([0.0] * (more * BUCKETS))
 
     def called_again(self, entry: int, turns: int) -> None:
         """A session of that type that had made `turns` calls made one more."""
-        self.ensure(entry + 1)
-        self._trials[entry, bucket(turns)] += 1.0
+        if entry >= self._agents:
+            self.ensure(entry + 1)
+        self._trials[entry * BUCKETS + _BUCKET_OF[turns if turns < _LAST else _LAST]] += 1.0
 
     def end(self, agent: int, entry: int, turns: int) -> EndMark:
         """The session ended after that call; keep the mark to undo it."""
         self.ensure(max(agent, entry) + 1)
         b = bucket(turns)
-        self._ends[entry, b] += 1.0
-        self._trials[entry, b] += 1.0
+        self._ends[entry * BUCKETS + b] += 1.0
+        self._trials[entry * BUCKETS + b] += 1.0
         return EndMark(agent, entry, b, self.transitions.add_end(agent))
 
     def undo(self, mark: EndMark) -> None:
         """It had not ended after all: as if `end` had never been called."""
-        self._ends[mark.entry, mark.bucket] -= 1.0
-        self._trials[mark.entry, mark.bucket] -= 1.0
+        self._ends[mark.entry * BUCKETS + mark.bucket] -= 1.0
+        self._trials[mark.entry * BUCKETS + mark.bucket] -= 1.0
         self.transitions.undo_end(mark.agent, mark.row_mark)
 
     def counts(self, entry: int, turns: int) -> tuple[float, float]:
         """(ends, trials) counted for that type and turn, shares left out."""
-        if not 0 <= entry < len(self._ends):
+        if not 0 <= entry < self._agents:
             return 0.0, 0.0
-        return float(self._ends[entry, bucket(turns)]), float(self._trials[entry, bucket(turns)])
+        at = entry * BUCKETS + bucket(turns)
+        return self._ends[at], self._trials[at]
 
     # ---- rates ----
 
@@ -113,7 +120,7 @@ class EndModel:
         agents = len(chain)
         self.ensure(agents)
         soft = [0.0] * agents
-        ends, trials = self._ends.copy(), self._trials.copy()
+        ends, trials = _matrix(self._ends), _matrix(self._trials)
         for share in waiting:
             soft[share.agent] += share.weight
             b = bucket(share.turns)
@@ -133,7 +140,7 @@ class EndModel:
         means = (own_ends + turn_prior * overall) / (own_trials + turn_prior)
         prior = (means[:, None] + by_bucket[None, :]) / 2
         rates = np.minimum((ends + turn_prior * prior) / (trials + turn_prior), _NEVER)
-        self._odds = (1.0 - rates) / (1.0 - np.minimum(means, _NEVER))[:, None]
+        self._odds = ((1.0 - rates) / (1.0 - np.minimum(means, _NEVER))[:, None]).astype(np.float32)
 
     def agent_rate(self, agent: int) -> float:
         """e_i of the last refresh."""
@@ -150,9 +157,13 @@ class EndModel:
         if not self.by_turn or not 0 <= entry < len(self._odds):
             return np.ones(steps)
         at = np.minimum(np.arange(turns, turns + steps), len(_BY_TURN) - 1)
-        found: NDArray[np.float64] = self._odds[entry][_BY_TURN[at]]
-        return found
+        return self._odds[entry][_BY_TURN[at]].astype(np.float64)
 
     def rate(self, agent: int, entry: int, turns: int) -> float:
         """e: the chance that a session ends after this call."""
         return min(max(1.0 - (1.0 - self.agent_rate(agent)) * self.odds(entry, turns), 0.0), _NEVER)
+
+
+def _matrix(counts: "array[float]") -> NDArray[np.float64]:
+    """A copy, [entry][bucket]."""
+    return np.array(counts, dtype=np.float64).reshape(-1, BUCKETS)

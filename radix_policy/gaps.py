@@ -11,6 +11,7 @@ so gamma is the discount of one whole cycle. Counts are halved at 4,096 gaps, so
 """
 
 import math
+from array import array
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _FIRST = 1e-3  # seconds: upper edge of bin 0
 _BINS = 112  # up to about three days
 _HALVE_AT = 4096.0
 _EWMA = 0.02
+_EVEN = 50  # cycles after which the average is the EWMA
 LEAST_CYCLE = 1e-6  # seconds; a shorter one means that the clock stands still
 _TAIL = 0.5  # gaps that were never seen to end
 
@@ -39,7 +41,8 @@ class GapHistogram:
 
     def add(self, gap: float) -> None:
         """One gap, in seconds; negative ones count as zero."""
-        self.counts[min(max(bisect_right(EDGES, gap) - 1, 0), _BINS - 1)] += 1.0
+        k = bisect_right(EDGES, gap) - 1
+        self.counts[0 if k < 0 else k if k < _BINS else _BINS - 1] += 1.0
         self.total += 1.0
         self.seen += 1
         if self.total >= _HALVE_AT:
@@ -50,8 +53,11 @@ class GapHistogram:
         """One cycle time; the first ones are averaged evenly."""
         if seconds <= 0:
             return
-        rate = max(_EWMA, 1.0 / (1 + self.seen))
-        self.cycle = seconds if self.cycle <= 0 else self.cycle + rate * (seconds - self.cycle)
+        if self.cycle <= 0:
+            self.cycle = seconds
+            return
+        rate = _EWMA if self.seen > _EVEN else max(_EWMA, 1.0 / (1 + self.seen))
+        self.cycle += rate * (seconds - self.cycle)
 
     def quantile(self, p: float) -> float:
         """The upper edge of the bin in which the p-quantile lies; 0 without data."""
@@ -66,11 +72,10 @@ class GapHistogram:
         """S and D as they stand; `cycle` overrides m."""
         cycle = self.cycle if cycle is None else cycle
         total = self.total
+        survival, discount = array("d", [1.0] * (_BINS + 1)), array("d", [1.0] * (_BINS + 1))
         if total <= 0:
-            ones = np.ones(_BINS + 1)
-            return GapTables(ones, ones, [(1.0, 1.0)] * (_BINS + 1))
+            return GapTables(np.frombuffer(survival), np.frombuffer(discount), survival, discount)
         theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
-        survival, discount = [0.0] * (_BINS + 1), [0.0] * (_BINS + 1)
         beyond = worth = 0.0
         scale = 1.0 / (total + _TAIL)
         tail_from = self.quantile(0.95)
@@ -83,7 +88,7 @@ class GapHistogram:
             survival[k] = (beyond + tail) * scale
             # a wait beyond every gap seen has no end in sight: as long again as it already is
             discount[k] = (worth + tail * math.exp(-theta * EDGES[k])) / (beyond + tail)
-        return GapTables(np.array(survival), np.array(discount), list(zip(survival, discount, strict=True)))
+        return GapTables(np.frombuffer(survival), np.frombuffer(discount), survival, discount)
 
 
 class GapTables(NamedTuple):
@@ -91,20 +96,21 @@ class GapTables(NamedTuple):
 
     survival: NDArray[np.float64]
     discount: NDArray[np.float64]
-    edges: list[tuple[float, float]]  # the same as numbers
+    s: "array[float]"  # the same memory, for single numbers
+    d: "array[float]"
 
     @property
     def first(self) -> float:
         """D(0)."""
-        return self.edges[0][1]
+        return self.d[0]
 
     def at(self, idle: float) -> tuple[float, float]:
         """(S, D) at one waiting time."""
         k = min(bisect_right(EDGES, idle), _BINS) - 1
         low = EDGES[k]
         share = min((idle - low) / (EDGES[k + 1] - low), 1.0)
-        (s, d), (s_next, d_next) = self.edges[k], self.edges[k + 1]
-        return s + (s_next - s) * share, d + (d_next - d) * share
+        s, d = self.s[k], self.d[k]
+        return s + (self.s[k + 1] - s) * share, d + (self.d[k + 1] - d) * share
 
     def lookup(self, idle: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(S, D) at each waiting time."""

@@ -201,6 +201,10 @@ class Guard:
         self._clear()
         self.held = 0
 
+    def passing(self) -> list[object]:
+        """State by tree node and ghost."""
+        return [self._order, self._marked, self._marked_children, self._ghosts, self._at]
+
     def snapshot(self) -> dict[str, Any]:
         """Numbers for status."""
         return {

@@ -26,7 +26,8 @@ rebuilds only sessions that called move, and every `grain` of a cycle the clock:
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import count, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 _FAINT = 0.02  # weight of the pair predictor that is not worth its cost
 _TOLERANCE = 0.02  # part of c by which time has to move it before it counts
-_MOST_DIRTY = 512  # sessions that moved and were not looked at yet
+_MOST_DIRTY = 64  # sessions that moved and were not looked at yet
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,29 @@ class HazardConfig:
     learn_end: bool = key(True, "learn when sessions end")
     by_turn: bool = key(True, "END depends on entry agent and turn")
     timing: bool = key(True, "a silent session loses worth with time")
-    grain: float = key(0.1, "how often silence is looked at anew", low=0, high=10, unit="cycles")
-    every: int = key(8, "calls between two rebuilds of the tables, for each 8 live sessions", low=1, high=10_000, unit="calls")
+    grain: float = key(0.2, "how often silence is looked at anew", low=0, high=10, unit="cycles")
+    every: int = key(16, "calls per 8 live sessions between rebuilds of the tables", low=1, high=10_000, unit="calls")
+
+
+def blocks_of(horizon: int) -> NDArray[np.intp]:
+    """First steps (from 0) of the blocks that share a weight: 4 of one step, then two each of 2, 4, 8, ...; the end.
+
+    Inside a block only the turn odds are taken as equal, the discount is exact: 24 steps need 9 tables, not 24.
+    """
+    starts, at = [*range(min(4, horizon))], 4
+    widths = (width for power in count(1) for width in (2**power,) * 2)
+    while at < horizon:
+        starts.append(at)
+        at += next(widths)
+    return np.array([*starts, horizon])
+
+
+class Steps(NamedTuple):
+    """What the blocks of steps weigh: w_k = gamma^(k-1) * odds(n + k - 1) / odds(n) as running products, capped."""
+
+    weights: NDArray[np.float32]  # w at each block
+    later: NDArray[np.float32]  # the same one step later
+    odds: float  # of going on after the present turn
 
 
 class View(Gauge):
@@ -103,18 +125,21 @@ class HazardModel:
         self._versions = 0
         self.sweeps = 0  # times that every number may have changed
         self.changed: dict[int, None] = {}  # sessions whose numbers changed; whoever reads it clears it
+        self.lost_track = 0  # times that `changed` was given up because nobody read it
         self.swept_at = -math.inf  # seconds on the clock at the last sweep
-        self._h = np.zeros((1, 0, 0), dtype=np.float32)
+        self._h = np.zeros((1, 0, 0), dtype=np.float32)  # by block of steps, discounted to its first
         self._stay: list[float] = []  # 1 - e_i
         self._stays = np.zeros(0)
         self._diagonal = np.arange(0)
-        self._steps: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._steps: dict[tuple[int, int], Steps] = {}
         self._stale: deque[int] = deque()  # sessions, by id, that may not have been reviewed since the last rebuild
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
         self._evicted_before, self._evicted_at, self._turnover = 0, 0.0, 0.0
-        self._discounts = np.ones(config.horizon)
+        self._discounts = np.ones(config.horizon + 1)
+        self._starts = blocks_of(config.horizon)
+        self._middles = (self._starts[:-1] + self._starts[1:] - 1) // 2
         self._new_none: list[float] = []
         self._waits = self._calls = world.gaps.tables(config.gamma)
         self._now = 0.0
@@ -139,6 +164,9 @@ class HazardModel:
     def moved(self, session: Session) -> None:
         """The session was opened, called, finished a call, ended or came back."""
         self._dirty[session.id] = session
+        if len(self.changed) > _MOST_DIRTY + len(self._views):
+            self.changed.clear()
+            self.lost_track += 1
         if len(self._dirty) > _MOST_DIRTY:
             self._file_dirty()
             self.swept_at = -math.inf
@@ -150,6 +178,10 @@ class HazardModel:
     def view_of(self, session: int) -> View | None:
         """The same by session id."""
         return self._views.get(session)
+
+    def passing(self) -> list[object]:
+        """State by live session."""
+        return [self._views, self._dirty, self.changed, self._stale, self._steps, self._free, self._reach]
 
     # ---- refresh ----
 
@@ -227,7 +259,7 @@ class HazardModel:
         ends, gaps = world.ends, world.gaps
         self.epoch += 1
         self._adapt()
-        self._discounts = np.power(self.gamma, np.arange(config.horizon, dtype=np.float64))
+        self._discounts = np.power(self.gamma, np.arange(config.horizon + 1, dtype=np.float64))
         self._waits = gaps.tables(self.gamma)
         self._calls = world.services.tables(self.gamma, gaps.cycle)
         if config.learn_end:
@@ -236,7 +268,7 @@ class HazardModel:
         self._base = self._probabilities(agents)
         self._stays = np.array(self._stay)
         p = self._base * self._stays[:, None]
-        self._h = first_passage(p, config.horizon)
+        self._h = self._in_blocks(first_passage(p, config.horizon))
         self._steps.clear()
         if agents != self._agents:
             self._agents = agents
@@ -272,7 +304,7 @@ class HazardModel:
         return self.world.ends.odds_of(entry, turns, steps)
 
     def _end_rate(self, session: Session) -> float:
-        stay = self._stay[session.agent] * float(self._odds(session.entry, session.calls, 1)[0])
+        stay = self._stay[session.agent] * self._step(session.entry, session.calls).odds
         return min(max(1.0 - stay, 0.0), 0.999)
 
     def _shares(self) -> list[Share]:
@@ -293,16 +325,28 @@ class HazardModel:
             shares.append(Share(session.agent, session.entry, session.calls, dead * (1.0 - s)))
         return shares
 
-    def _step_weights(self, entry: int, turns: int) -> NDArray[np.float32]:
-        """gamma^(k-1) * min(cap, odds(n + k - 1) / odds(n)... as running products), k = 1..K."""
+    def _in_blocks(self, h: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Sum over the k of each block of gamma^(k - first) H_k."""
+        starts, discounts = self._starts.tolist(), self._discounts.astype(np.float32)
+        return np.stack([np.einsum("k,kij->ij", discounts[: b - a], h[a:b]) for a, b in pairwise(starts)])
+
+    def _step(self, entry: int, turns: int) -> Steps:
+        """The weights of the blocks for sessions of that type and turn."""
         known = self._steps.get((entry, turns))
         if known is None:
-            odds = self._odds(entry, turns + 1, self.config.horizon - 1)
-            ratios = np.minimum(np.multiply.accumulate(odds), self.config.odds_cap)
-            weights = self._discounts.copy()
-            weights[1:] *= ratios
-            known = self._steps[entry, turns] = weights.astype(np.float32)
+            known = self._steps[entry, turns] = self._new_step(entry, turns)
         return known
+
+    def _new_step(self, entry: int, turns: int) -> Steps:
+        odds = self._odds(entry, turns, self.config.horizon + 1)
+        ratios = np.ones(len(odds))
+        ratios[1:] = np.minimum(np.multiply.accumulate(odds[1:]), self.config.odds_cap)
+        at, middle, discounts = self._starts[:-1], self._middles, self._discounts
+        return Steps(
+            (discounts[at] * ratios[middle]).astype(np.float32),
+            (discounts[at + 1] * ratios[middle + 1]).astype(np.float32),
+            float(odds[0]),
+        )
 
     def _review(self, session: Session) -> bool:
         """Recompute e and G of one session when its state or the tables changed; whether they had."""
@@ -331,11 +375,11 @@ class HazardModel:
         G(j) = r(j) + sum over l != j of r(l) (1 - e_l) sum over k >= 2 of w_k H_(k-1)(l, j).
         """
         i, before = session.agent, session.trail[1]
-        weights = self._step_weights(session.entry, session.calls)
+        steps = self._step(session.entry, session.calls)
         if not (self.config.pairs and before >= 0 and self.router.pair_weight > _FAINT):
-            return self._onward(weights, i) / max(self._stay[i], 1e-3)
+            return self._onward(steps.weights, i) / max(self._stay[i], 1e-3)
         first = self.router.pair_row(before, i, self._base[i])
-        later = np.einsum("k,kij->ij", weights[1:], self._h[:-1])
+        later = np.einsum("k,kij->ij", steps.later, self._h)
         later[self._diagonal, self._diagonal] = 0.0
         return first + np.einsum("i,ij->j", first * self._stays, later)
 
@@ -348,8 +392,7 @@ class HazardModel:
         j = session.next_agent
         if j >= self._agents:
             return reach
-        weights = self._step_weights(session.entry, session.calls + 1)
-        onward = self._onward(weights, j) * self.gamma
+        onward = self._onward(self._step(session.entry, session.calls + 1).weights, j) * self.gamma
         onward[j] = 1.0
         return trust * onward + (1.0 - trust) * reach
 
@@ -362,8 +405,7 @@ class HazardModel:
         if total > 0:
             for i, n in starts.items():
                 if i < agents:
-                    weights = self._step_weights(i, 1) * self.gamma
-                    onward = self._onward(weights, i)
+                    onward = self._onward(self._new_step(i, 1).weights, i) * self.gamma
                     onward[i] = 1.0
                     worth += n / total * np.minimum(onward, 1.0)
         cycle = world.gaps.cycle

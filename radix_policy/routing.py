@@ -14,6 +14,7 @@ make the chain that first passage runs on; `pair` sharpens the first two steps (
 """
 
 import math
+from array import array
 from collections import OrderedDict
 
 import numpy as np
@@ -37,8 +38,8 @@ class Router:
         self.slow = TransitionCounts(decay=slow_decay)
         self.light = light
         self.scores = [0.0, 0.0, -1.0, -1.0]
-        self._pairs: OrderedDict[tuple[int, int], dict[int, float]] = OrderedDict()
-        self._shares: list[list[float]] = []
+        self._pairs: OrderedDict[tuple[int, int], array[float]] = OrderedDict()  # target, count, target, count, ...
+        self._shares: list[array[float]] = []
         self.pair_weight = 0.0  # of `pair` in the mixture, as of the last `matrix`
 
     def weights(self, *, pairs: bool) -> list[float]:
@@ -55,38 +56,42 @@ class Router:
 
         Call it before `chain` counts the transition.
         """
-        p = self._row_probabilities(before, source, target)
-        if p is not None:
-            for e in range(4):
-                self.scores[e] = _FORGET * self.scores[e] + math.log(max(p[e], _FLOOR))
-        self.slow.add(source, target)
-        if before >= 0:
-            row = self._pairs.get((before, source))
-            if row is None:
-                if len(self._pairs) >= _PAIRS:
-                    self._pairs.popitem(last=False)
-                row = self._pairs[before, source] = {}
-            else:
-                self._pairs.move_to_end((before, source))
-            for known in row:
-                row[known] *= _PAIR_FADE
-            row[target] = row.get(target, 0.0) + 1.0
-
-    def _row_probabilities(self, before: int, source: int, target: int) -> list[float] | None:
-        shares = self._shares
-        if max(source, target) >= len(shares):
-            return None
-        share = shares[source][target]
-        fast_n, slow_n = self.chain.total(source), self.slow.total(source)
-        fast = (self.chain.count(source, target) + self.light * share) / (fast_n + self.light)
-        slow_count = self.slow.count(source, target)
-        slow = (slow_count + self.light * share) / (slow_n + self.light)
-        flat = (slow_count + _HEAVY * share) / (slow_n + _HEAVY)
         row = self._pairs.get((before, source)) if before >= 0 else None
+        shares = self._shares
+        if source < len(shares) and target < len(shares):
+            self._score(source, target, row)
+        self.slow.add(source, target)
+        if before < 0:
+            return
+        if row is None:
+            if len(self._pairs) >= _PAIRS:
+                self._pairs.popitem(last=False)
+            row = self._pairs[before, source] = array("f")
+        else:
+            self._pairs.move_to_end((before, source))
+        new = True
+        for at in range(0, len(row), 2):
+            row[at + 1] *= _PAIR_FADE
+            if row[at] == target:
+                row[at + 1] += 1.0
+                new = False
+        if new:
+            row.extend((target, 1.0))
+
+    def _score(self, source: int, target: int, row: "array[float] | None") -> None:
+        """How well each predictor foresaw `target`; `row`: the pair's counts."""
+        share, light = self._shares[source][target], self.light
+        fast = (self.chain.count(source, target) + light * share) / (self.chain.total(source) + light)
+        slow_count, slow_total = self.slow.count(source, target), self.slow.total(source)
+        slow = (slow_count + light * share) / (slow_total + light)
+        flat = (slow_count + _HEAVY * share) / (slow_total + _HEAVY)
         pair = fast
         if row:
-            pair = (row.get(target, 0.0) + _KAPPA * fast) / (sum(row.values()) + _KAPPA)
-        return [fast, slow, flat, pair]
+            count = sum(row[at + 1] for at in range(0, len(row), 2) if row[at] == target)
+            pair = (count + _KAPPA * fast) / (sum(row[1::2]) + _KAPPA)
+        scores = self.scores
+        for e, p in enumerate((fast, slow, flat, pair)):
+            scores[e] = _FORGET * scores[e] + math.log(p if p > _FLOOR else _FLOOR)
 
     # ---- tables ----
 
@@ -97,7 +102,7 @@ class Router:
         fast = np.array([self.chain.counts(i) for i in range(agents)]).reshape(agents, agents)
         slow = np.array([self.slow.counts(i) for i in range(agents)]).reshape(agents, agents)
         share = _shares(slow)
-        self._shares = share.tolist()
+        self._shares = [array("f", row) for row in share.tolist()]
         self.pair_weight = self.weights(pairs=True)[PAIR]
         w = self.weights(pairs=False)
         p = np.zeros((agents, agents))
@@ -113,15 +118,15 @@ class Router:
             return base
         weight = self.pair_weight
         pair = _KAPPA * base
-        for target, n in row.items():
-            if target < len(pair):
-                pair[target] += n
-        return (1.0 - weight) * base + weight * pair / (sum(row.values()) + _KAPPA)
+        for at in range(0, len(row), 2):
+            if row[at] < len(pair):
+                pair[int(row[at])] += row[at + 1]
+        return (1.0 - weight) * base + weight * pair / (sum(row[1::2]) + _KAPPA)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts, about."""
-        return self.slow.nbytes + sum(120 + 50 * len(row) for row in self._pairs.values())
+        return self.slow.nbytes + sum(200 + 4 * len(row) for row in self._pairs.values())
 
 
 def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,8 +5,7 @@ one radix tree. It is the tree's listener and the engine's observer; every choic
 warmup) is a policy that reads `World` and is asked through `score`. Data path: event in, state updated, score out.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -187,9 +186,10 @@ class Runtime:
 
     def observe(self, event: Event) -> None:
         """Take one event in. TypeError on anything that is no event."""
-        verb = self._verbs.get(type(event))
-        if verb is None:
-            raise TypeError(f"not an event: {event!r}")
+        try:
+            verb = self._verbs[type(event)]
+        except KeyError:
+            raise TypeError(f"not an event: {event!r}") from None
         verb(event)
 
     def _arrived(self, event: RequestArrived) -> None:
@@ -387,18 +387,9 @@ class Runtime:
         """The policy's score of one node: the lowest is lost first. KeyError when the tree does not hold it."""
         return self.policy.score(self.world.nodes[node])
 
-    @contextmanager
-    def evicting(self) -> Iterator[Drain | GroupedDrain]:
+    def evicting(self) -> "Eviction":
         """One eviction call: `with runtime.evicting() as drain: ... drain.next()`."""
-        index = self.index
-        if self.begin_eviction() or not isinstance(index, GroupedIndex):
-            drain: Drain | GroupedDrain = index.drain()
-        else:
-            drain = index.drain(lru=True)
-        try:
-            yield drain
-        finally:
-            drain.end()
+        return Eviction(self)
 
     def begin_eviction(self) -> bool:
         """For engines that order leaves themselves: call it once per eviction call, before any score is read.
@@ -476,3 +467,21 @@ class Runtime:
         nodes = self.world.nodes
         if nodes.on_leaf is not None and not (node.children or node.locks) and nodes.is_leaf(node):
             self.index.file(node)
+
+
+class Eviction:
+    """One eviction call, as a context: what it gives hands out the victims (`next`)."""
+
+    __slots__ = ("_drain", "_runtime")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __enter__(self) -> Drain | GroupedDrain:
+        runtime = self._runtime
+        index, holds = runtime.index, runtime.begin_eviction()
+        self._drain = index.drain(lru=not holds) if isinstance(index, GroupedIndex) else index.drain()
+        return self._drain
+
+    def __exit__(self, *_: object) -> None:
+        self._drain.end()

@@ -106,16 +106,18 @@ class SessionTable:
         session.calls += 1
         session.running += 1
         session.started_at = seconds
-        session.visits[agent] = session.visits.get(agent, 0) + 1
+        visits = session.visits
+        visits[agent] = visits.get(agent, 0) + 1
         self._idle.pop(session.id, None)
 
     def finished(self, session: Session, seconds: float) -> None:
         """A call of the session left the engine."""
-        session.running = max(0, session.running - 1)
-        session.finished_at = max(seconds, session.finished_at)
-        if session.running == 0 and not session.ended and session.id in self._by_id:
-            self._idle[session.id] = session
-            self._idle.move_to_end(session.id)
+        left = session.running - 1
+        session.running = left if left > 0 else 0
+        if seconds > session.finished_at:
+            session.finished_at = seconds
+        if left <= 0 and not session.ended and session.id in self._by_id:
+            self._idle[session.id] = session  # at the end: its call had taken it out
 
     def end(self, session: Session) -> None:
         """The session is over."""

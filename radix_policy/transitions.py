@@ -20,44 +20,58 @@ class TransitionCounts:
         self.epsilon = epsilon  # eq. 3's smoothing constant
         self.decay = decay  # factor on row i before each of its updates; 1 keeps everything
         self.version = 0  # transitions counted so far
-        self._rows: list[array[float]] = []
+        self._agents = 0
+        self._width = 0  # of a row in `_cells`, at least the number of agents
+        self._cells = array("d")
+        self._totals = array("d")  # sum of each row
         self._ends = array("d")
         self._units = array("d")
         self._updates = array("q")
 
     def __len__(self) -> int:
         """Number of agents with a row."""
-        return len(self._rows)
+        return self._agents
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts."""
-        return sum(row.itemsize * len(row) for row in self._rows) + 24 * len(self._rows)
+        return 8 * (len(self._cells) + 4 * self._agents)
 
     def ensure(self, agents: int) -> None:
         """Make rows and columns for agent ids below `agents`."""
-        have = len(self._rows)
-        if agents <= have:
+        more = agents - self._agents
+        if more <= 0:
             return
-        for row in self._rows:
-            row.extend([0.0] * (agents - have))
-        self._rows.extend(array("d", bytes(8 * agents)) for _ in range(agents - have))
-        self._ends.extend([0.0] * (agents - have))
-        self._units.extend([1.0] * (agents - have))
-        self._updates.extend([0] * (agents - have))
+        if agents > self._width:
+            width = agents + agents // 8
+            cells = array("d", bytes(8 * width * width))
+            for i in range(self._agents):
+                cells[i * width : i * width + self._width] = self._cells[i * self._width : (i + 1) * self._width]
+            self._cells, self._width = cells, width
+        self._agents = agents
+        self._totals.extend([0.0] * more)
+        self._ends.extend([0.0] * more)
+        self._units.extend([1.0] * more)
+        self._updates.extend([0] * more)
 
     def add(self, source: int, target: int, weight: float = 1.0) -> None:
         """Count one transition; a negative weight takes one back (never below zero)."""
-        self.ensure(max(source, target) + 1)
-        row = self._rows[source]
+        units, cells = self._units, self._cells
+        if source >= self._agents or target >= self._agents:
+            self.ensure(max(source, target) + 1)
+            cells = self._cells
         if weight > 0:
             self.version += 1
             if self.decay != 1.0:
-                self._units[source] /= self.decay
                 self._updates[source] += 1
-                if self._units[source] > _RESCALE:
+                units[source] /= self.decay
+                if units[source] > _RESCALE:
                     self._rescale(source)
-        row[target] = max(0.0, row[target] + weight * self._units[source])
+        at, more = source * self._width + target, weight * units[source]
+        if more < 0.0 and cells[at] + more < 0.0:
+            more = -cells[at]
+        cells[at] += more
+        self._totals[source] += more
 
     def add_end(self, source: int) -> int:
         """Count one END after `source`; returns the mark that `undo_end` needs. An END decays nothing itself."""
@@ -73,28 +87,28 @@ class TransitionCounts:
 
     def count(self, source: int, target: int) -> float:
         """n(source, target), 0 for agents never seen."""
-        if 0 <= source < len(self._rows) and 0 <= target < len(self._rows):
-            return self._rows[source][target] / self._units[source]
+        if 0 <= source < self._agents and 0 <= target < self._agents:
+            return self._cells[source * self._width + target] / self._units[source]
         return 0.0
 
     def ends(self, source: int) -> float:
         """n(source, END), 0 for an agent never seen."""
-        return self._ends[source] / self._units[source] if 0 <= source < len(self._rows) else 0.0
+        return self._ends[source] / self._units[source] if 0 <= source < self._agents else 0.0
 
     def total(self, source: int) -> float:
         """n(source), END left out."""
-        return sum(self._rows[source]) / self._units[source] if 0 <= source < len(self._rows) else 0.0
+        return self._totals[source] / self._units[source] if 0 <= source < self._agents else 0.0
 
     def counts(self, source: int) -> list[float]:
         """Row `source` of n, END left out."""
         unit = self._units[source]
-        return [n / unit for n in self._rows[source]]
+        return [n / unit for n in self._row(source)]
 
     def row(self, source: int) -> list[float]:
         """Eq. 3 and 4: P(next = j | source, no END); uniform when nothing was seen and epsilon > 0."""
-        if not 0 <= source < len(self._rows):
-            return [0.0] * len(self._rows)
-        row, unit = self._rows[source], self._units[source]
+        if not 0 <= source < self._agents:
+            return [0.0] * self._agents
+        row, unit = self._row(source), self._units[source]
         total = sum(row) / unit + self.epsilon * len(row)
         if total <= 0:
             return [0.0] * len(row)
@@ -110,7 +124,7 @@ class TransitionCounts:
 
     def predictability(self) -> float:
         """Eq. 2: R = 1 - H(next | current) / H(next) over the counts; 0 when nothing is uncertain or seen."""
-        rows = [self.counts(i) for i in range(len(self._rows))]
+        rows = [self.counts(i) for i in range(self._agents)]
         total = sum(map(sum, rows))
         if total <= 0:
             return 0.0
@@ -121,11 +135,16 @@ class TransitionCounts:
         h_cond = sum(s / total * _entropy(row, s) for row in rows if (s := sum(row)) > 0)
         return 1.0 - h_cond / h_next
 
+    def _row(self, source: int) -> "array[float]":
+        at = source * self._width
+        return self._cells[at : at + self._agents]
+
     def _rescale(self, source: int) -> None:
-        unit, row = self._units[source], self._rows[source]
-        for j in range(len(row)):
-            row[j] /= unit
+        unit, at = self._units[source], source * self._width
+        for j in range(at, at + self._agents):
+            self._cells[j] /= unit
         self._ends[source] /= unit
+        self._totals[source] = sum(self._row(source))
         self._units[source] = 1.0
 
 

@@ -89,6 +89,10 @@ class EvictionPolicy(ABC):
         """An index of leaves of the policy's own kind; None: one score per class (`LeafIndex`)."""
         return None
 
+    def passing(self) -> list[object]:
+        """State that belongs to tree nodes and live sessions, and goes with them; the rest is what was learned."""
+        return []
+
     def snapshot(self) -> dict[str, Any]:
         """Numbers for status and metrics; small, JSON-ready."""
         return {}

@@ -40,7 +40,7 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
             return p
 
         def _reach_of(self, session: Session) -> NDArray[np.float64]:
-            return self._onward(self._step_weights(session.entry, session.calls), session.agent)
+            return self._onward(self._step(session.entry, session.calls).weights, session.agent)
 
         def _agent_end(self, agent: int) -> float:
             return 0.0

@@ -314,7 +314,7 @@ class ScoutPolicy(EvictionPolicy):
             self._swept = hazard.sweeps
             for group in range(_SHARED - len(hazard.none) + 1, 0):  # what no one session's clock drives
                 changed[group] = None
-        return 0, changed
+        return hazard.lost_track, changed
 
     def is_dead(self, group: Hashable) -> bool:
         if not isinstance(group, int) or group < 0:
@@ -327,6 +327,9 @@ class ScoutPolicy(EvictionPolicy):
         if group >= 0 and self.hazard.view_of(group) is None:
             return 0.0  # ended
         return self.value(group, self.weigh(group, key, node))
+
+    def passing(self) -> list[object]:
+        return [*self.guard.passing(), *self.hazard.passing()]
 
     def snapshot(self) -> dict[str, Any]:
         return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch, **self.guard.snapshot()}
