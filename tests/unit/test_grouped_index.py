@@ -1,12 +1,13 @@
 """The grouped index against scoring every leaf and sorting, under all that a policy may do; and what it keeps."""
 
+import signal
 from collections.abc import Hashable, Iterable, Iterator
 from random import Random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from radix_policy.grouped_index import Gauge, GroupedIndex
 from radix_policy.nodes import Node, NodeTable
@@ -20,10 +21,12 @@ class Fake:
     """A policy with all freedoms of the protocol.
 
     Groups 0, 2 and 4 bring a gauge, 1 and 3 are asked. Weights of class 3 rise with the stamp, those of the others are
-    equal inside the class. A class may turn into another when the group's version changes.
+    equal inside the class. A class may turn into another when the group's version changes. No two groups have a class
+    of the same name, unless `alike`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alike: bool = False) -> None:
+        self.alike = alike
         self.places: dict[int, tuple[int, int]] = {}
         self.weights = [[float(k) for k in range(KEYS)] for _ in range(GROUPS)]
         self.alias = [[*range(KEYS)] for _ in range(GROUPS)]
@@ -36,14 +39,14 @@ class Fake:
         self.weighed = 0
         self.valued = 0
 
-    def place_of(self, node: Node) -> tuple[int, int]:
+    def place_of(self, node: Node) -> tuple[int, tuple[int, int]]:
         group, key = self.places[node.id]
-        return group, self.alias[group][key]
+        return group, (0 if self.alike else group, self.alias[group][key])
 
     def weigh(self, group: Hashable, key: Hashable, node: Node) -> float:
-        assert isinstance(group, int) and isinstance(key, int) and (group, key) == self.place_of(node)
+        assert isinstance(group, int) and isinstance(key, tuple) and (group, key) == self.place_of(node)
         self.weighed += 1
-        return self.weights[group][key] + (node.stamp / 64 if key == 3 else 0.0)
+        return self.weights[group][key[1]] + (node.stamp / 64 if key[1] == 3 else 0.0)
 
     def gauge(self, group: Hashable) -> Gauge | None:
         assert isinstance(group, int)
@@ -67,7 +70,7 @@ class Fake:
 
     def score(self, node: Node) -> float:
         """By definition."""
-        group, key = self.place_of(node)
+        group, (_, key) = self.place_of(node)
         if group in self.dead:
             return 0.0
         return self.gauges[group].factor * (self.weights[group][key] + (node.stamp / 64 if key == 3 else 0.0))
@@ -76,8 +79,8 @@ class Fake:
 class World:
     """A table of nodes that files its leaves, and every leaf scored and sorted beside it."""
 
-    def __init__(self) -> None:
-        self.policy = Fake()
+    def __init__(self, alike: bool = False) -> None:
+        self.policy = Fake(alike)
         self.index = GroupedIndex(self.policy)
         self.table = NodeTable(self.index.file)
         self.table.reset(0)
@@ -111,9 +114,12 @@ keys = st.integers(0, KEYS - 1)
 class Machine(RuleBasedStateMachine):
     """Any order of what a tree and a policy may do; the first victims are always those of the sorted list."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(leaves=st.lists(st.tuples(groups, keys), max_size=14), eager=st.booleans())
+    def begin(self, leaves: list[tuple[int, int]], eager: bool) -> None:
         self.world = World()
+        self.eager = eager  # ask for a victim after every step, or after some
+        for group, key in leaves:
+            self.world.add(0, group % 2 if eager else group, key)
 
     def some(self, pick: int) -> Node | None:
         nodes = self.world.nodes()
@@ -215,16 +221,21 @@ class Machine(RuleBasedStateMachine):
 
     # ---- what is asked ----
 
+    @invariant()
+    def the_next_victim_is_the_first_by_score(self) -> None:
+        if self.eager:
+            self.evict(0)
+
     @rule(most=st.integers(0, 4))
     def evict(self, most: int) -> None:
         world = self.world
         drain = world.index.drain()
+        assert drain.next() is next(iter(world.order()), None)
         for _ in range(most):
             expected, node = world.order(), drain.next()
             assert node is (expected[0] if expected else None)
             if node is None:
                 break
-            assert drain.next() is node, "until it is evicted"
             world.table.remove(node.id)
         drain.end()
 
@@ -263,6 +274,27 @@ class Machine(RuleBasedStateMachine):
 
 TestAgainstSorting = Machine.TestCase
 TestAgainstSorting.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.xfail(strict=True, reason="an entry is taken for live by stamp and class, whatever the group")
+def test_a_leaf_that_is_filed_anew_leaves_a_group_that_has_a_class_of_the_same_name() -> None:
+    world = World(alike=True)
+    first, _ = world.add(0, 0, 1), world.add(0, 0, 1)
+    assert len(world.index) == 2
+    world.policy.places[first] = (1, 1)
+    world.policy.weights[1][1] = 9.0
+    world.index.file(world.table[first])
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it looks for a victim forever")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        assert world.index.drain().next() is world.order()[0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---- what a call costs ----
