@@ -3,7 +3,7 @@
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -94,7 +94,7 @@ class Tape:
         return call
 
     @contextmanager
-    def evicting(self) -> Any:
+    def evicting(self) -> Iterator["_Drain"]:
         """An eviction call, its victims kept too."""
         self.calls.append(("evicting", ()))
         with self._runtime.evicting() as drain:
@@ -108,6 +108,7 @@ class Tape:
         context: Any = None
         drain: Any = None
         gc.collect()
+        gc.freeze()  # or every collection would walk this tape
         began = time.process_time()
         for name, args in self.calls:
             method = methods.get(name)
@@ -122,7 +123,9 @@ class Tape:
                 drain = context.__enter__()
             else:
                 context.__exit__(None, None, None)
-        return time.process_time() - began
+        seconds = time.process_time() - began
+        gc.unfreeze()
+        return seconds
 
 
 class _Drain:

@@ -25,9 +25,10 @@ rebuilds only sessions that called move, and every `grain` of a cycle the clock:
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ class Steps(NamedTuple):
 class View(Gauge):
     """What the model keeps of one live session: `factor` is c, `version` changes with `reach`."""
 
-    __slots__ = ("calls", "end", "epoch", "hint", "reach", "slot", "weights")
+    __slots__ = ("calls", "end", "epoch", "frozen", "hint", "reach", "slot", "weights")
 
     def __init__(self, slot: int) -> None:
         super().__init__()
@@ -105,14 +106,18 @@ class View(Gauge):
         self.end = 0.0  # e
         self.reach: list[float] = []  # G by agent
         self.weights: dict[tuple[int, int, int], float] = {}  # for the policy; emptied with every version
+        self.frozen: Any = None  # what the policy froze at that version
 
 
 class HazardModel:
     """Reads the world's counts, clock and sessions; gives p."""
 
-    def __init__(self, world: "World", config: HazardConfig) -> None:
+    def __init__(self, world: "World", config: HazardConfig, freeze: Callable[[], Any] = lambda: None) -> None:
+        """`freeze` gives what the policy wants to keep with each version of the tables (`View.frozen`)."""
         self.world = world
         self.config = config
+        self._freeze = freeze
+        self._frozen: Any = freeze()
         self.epoch = 0
         self.none: list[float] = []  # Q by agent
         self._built_at = -1
@@ -258,6 +263,7 @@ class HazardModel:
         world, config = self.world, self.config
         ends, gaps = world.ends, world.gaps
         self.epoch += 1
+        self._frozen = self._freeze()
         self._adapt()
         self._discounts = np.power(self.gamma, np.arange(config.horizon + 1, dtype=np.float64))
         self._waits = gaps.tables(self.gamma)
@@ -365,6 +371,7 @@ class HazardModel:
         self._versions += 1
         view.version = self._versions
         view.weights = {}
+        view.frozen = self._frozen
         self._end[view.slot] = view.end
         self._reach[view.slot] = reach
         return True

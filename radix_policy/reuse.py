@@ -11,6 +11,8 @@ all agents, with a prior of one hit, so that an unknown kind is taken to be reus
 4,096 trials.
 """
 
+from array import array
+
 _BYPASS = 4
 _KINDS = 2 * 3 * _BYPASS
 _HALVE_AT = 4096.0
@@ -45,6 +47,28 @@ class _Counts:
             self.hits = [x / 2 for x in self.hits]
 
 
+class Rates:
+    """q as it stood at one moment."""
+
+    __slots__ = ("_own", "_pooled")
+
+    def __init__(self, pooled: _Counts, agents: list[_Counts]) -> None:
+        shared = [min((h + 1.0) / (t + 1.0), 1.0) for h, t in zip(pooled.hits, pooled.trials, strict=True)]
+        self._pooled = array("f", shared)
+        self._own = [
+            array(
+                "f",
+                [min((h + 2.0 * q) / (t + 2.0), 1.0) for h, t, q in zip(row.hits, row.trials, shared, strict=True)],
+            )
+            for row in agents
+        ]
+
+    def q(self, agent: int, kind: int, bypass: int) -> float:
+        """The chance that the next call of (s, a) runs over a node of that kind, passed by `bypass` times."""
+        row = self._own[agent] if 0 <= agent < len(self._own) else self._pooled
+        return row[kind * _BYPASS + (bypass if bypass < _BYPASS else _BYPASS - 1)]
+
+
 class ReuseTable:
     """q by agent, and pooled over all."""
 
@@ -70,12 +94,11 @@ class ReuseTable:
 
     def q(self, agent: int, kind: int, bypass: int) -> float:
         """The chance that the next call of (s, a) runs over it."""
-        at = kind * _BYPASS + min(bypass, _BYPASS - 1)
-        pooled = (self._pooled.hits[at] + 1.0) / (self._pooled.trials[at] + 1.0)
-        if not 0 <= agent < len(self._agents):
-            return min(pooled, 1.0)
-        row = self._agents[agent]
-        return min((row.hits[at] + 2.0 * pooled) / (row.trials[at] + 2.0), 1.0)
+        return self.rates().q(agent, kind, bypass)
+
+    def rates(self) -> Rates:
+        """Every q as it stands."""
+        return Rates(self._pooled, self._agents)
 
     def _row(self, agent: int) -> _Counts:
         while len(self._agents) <= agent:

@@ -8,6 +8,8 @@ Each kind of fault is logged once with its traceback, and counted.
 """
 
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from radix_policy.runtime import Runtime
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 65536  # requests in flight that are remembered; SGLang ends every one, so this only bounds a bug
+VERIFY = "SGLANG_SCOUT_VERIFY"  # set: /server_info also checks the hooks and the mirror, and shows the last events
+LOGGED = 65536  # of those
 TREE_EVENTS = ("reset", "split", "counted", "locked", "unlocked", "demoted", "restored", "removed")
 
 Priority = tuple[float, float, int]
@@ -46,6 +50,8 @@ class Bridge:
         self.step = 0
         self.seconds = 0.0
         self.faults: dict[str, int] = {}
+        # (step, seconds) of a tick, (rid,) of an arrival, (rid, output tokens) of an end
+        self.log: deque[tuple[Any, ...]] | None = deque(maxlen=LOGGED) if os.environ.get(VERIFY) else None
         self.counters = dict.fromkeys(
             (
                 "requests",
@@ -143,6 +149,8 @@ class Bridge:
             self.observe(RequestFinished(next(iter(requests)), aborted=True))
         self.counters["requests"] += 1
         self.counters["tagged"] += event.tag is not None
+        if self.log is not None:
+            self.log.append((event.rid,))
         self.observe(event)
 
     def matched(self, rid: str, path: Sequence[int], tokens: int) -> None:
@@ -154,12 +162,16 @@ class Bridge:
         """A request left the engine; told once however often SGLang says so."""
         if self.live and rid in self.runtime.requests:
             self.counters["aborted" if aborted else "finished"] += 1
+            if self.log is not None:
+                self.log.append((rid, output_tokens))
             self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
 
     def tick(self, step: int, seconds: float) -> None:
         """The shared clock may have moved."""
         if step != self.step or seconds != self.seconds:
             self.step, self.seconds = step, seconds
+            if self.log is not None:
+                self.log.append((step, seconds))
             self.observe(Tick(step, seconds))
 
     # ---- scores ----

@@ -10,7 +10,6 @@ same everywhere, costs no collective of its own and never counts as activity.
 """
 
 import logging
-import os
 import pkgutil
 import sys
 import time
@@ -25,7 +24,6 @@ from sglang_scout.bridge import Bridge
 logger = logging.getLogger(__name__)
 
 TICK_EVERY = 0.1  # seconds between clock values while no request comes
-VERIFY = "SGLANG_SCOUT_VERIFY"  # set: /server_info also checks the hooks, and the mirror node by node
 HEALTH_CHECK = "HEALTH_CHECK"  # sglang.srt.constants.HEALTH_CHECK_RID_PREFIX
 WARMUP_TEXT = "The capital city of France is"  # of SGLang's own request at start, which nothing marks
 WARMUP_IDS = [10, 11, 12]  # the same with --skip-tokenizer-init
@@ -219,9 +217,10 @@ def on_internal_state(result: Any, scheduler: Any, recv_req: Any) -> None:
     if bridge is None:
         return
     state = result.internal_state["scout"] = bridge.snapshot()
-    if os.environ.get(VERIFY):
+    if bridge.log is not None:
         from sglang_scout.tree import differences
 
+        state["events"] = list(bridge.log)
         state["unhooked"] = [hook.target for hook in HOOKS if not is_applied(hook)]
         nodes = list(bridge.runtime.world.nodes)
         state["mirror"] = {

@@ -57,6 +57,6 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
         name = "informed"
 
         def make_model(self) -> HazardModel:
-            return InformedModel(self.world, self.config)
+            return InformedModel(self.world, self.config, self.reuse.rates)
 
     return InformedPolicy

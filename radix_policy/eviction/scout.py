@@ -87,8 +87,8 @@ class ScoutPolicy(EvictionPolicy):
         super().__init__(world, config)
         self.trims = self.config.trim  # type: ignore[misc]
         self.trim_least = self.config.trim_least  # type: ignore[misc]
-        self.hazard = self.make_model()
         self.reuse = ReuseTable()
+        self.hazard = self.make_model()
         self.depths = AnchorDepths()
         self.tails = DeadTails()
         self.guard = Guard(self.config, world.nodes.get)
@@ -97,10 +97,12 @@ class ScoutPolicy(EvictionPolicy):
         self._swept = -1  # sweeps of the hazard model that the index knows of
         self._aged = -1  # events of `ages` at its last refresh
         self._calls: list[int] = []  # c by agent
+        self._counted: list[int] = []  # c as of the last sweep: between two, no shared node's score moves by itself
+        self._counted_at = -1
 
     def make_model(self) -> HazardModel:
         """The model behind p."""
-        return HazardModel(self.world, self.config)
+        return HazardModel(self.world, self.config, self.reuse.rates)
 
     def make_index(self) -> GroupedIndex | None:
         return GroupedIndex(self)
@@ -218,6 +220,9 @@ class ScoutPolicy(EvictionPolicy):
 
     def refresh(self) -> None:
         self.hazard.refresh(self.guard.held)
+        if self._counted_at != self.hazard.sweeps:
+            self._counted_at = self.hazard.sweeps
+            self._counted = self._calls.copy()
         if self.ages.events > self._aged + 64 or (self._aged < 0 < self.ages.events):
             self._aged = self.ages.events
             self.ages.refresh(self.hazard.gamma, self.world.gaps.cycle)
@@ -269,7 +274,7 @@ class ScoutPolicy(EvictionPolicy):
         if known is None:
             known = view.reach[agent] if agent < len(view.reach) else 0.0
             if self.config.learn_reuse:
-                known *= self.reuse.q(agent, kind, passed)
+                known *= view.frozen.q(agent, kind, passed)
             view.weights[agent, kind, passed] = known
         worth: float = known
         return worth * _DEAD_WORTH if dead else worth
@@ -302,9 +307,7 @@ class ScoutPolicy(EvictionPolicy):
         if group >= 0:
             view = self.hazard.view_of(group)
             return view.version if view is not None else 0
-        agent = _SHARED - group
-        calls = self._calls[agent] if 0 <= agent < len(self._calls) else 0
-        return (self.hazard.epoch << 40) + calls
+        return self.hazard.sweeps
 
     def changes(self) -> tuple[int, Iterable[Hashable]]:
         hazard = self.hazard
@@ -398,6 +401,7 @@ class ScoutPolicy(EvictionPolicy):
         """q_n of a shared node."""
         if not self.config.learn_reuse:
             return 1.0
-        calls = self._calls[note.agent]
+        # an agent or a node of after the last sweep counts no calls yet
+        calls = max(self._counted[note.agent] if note.agent < len(self._counted) else 0, note.created)
         q = min(1.0, (node.hits + 1.0) / (calls - note.created + 1.0))
         return min(q, 2.0 / (calls - note.last)) if calls - note.last > 2 else q

@@ -103,11 +103,12 @@ def test_scores_are_finite_and_between_zero_and_one(steps: list[Any], capacity: 
                 assert score == 0, node
 
 
-@settings(max_examples=150, deadline=None)
-@given(moves, st.integers(90, 400))
-def test_the_index_hands_out_what_scoring_every_leaf_and_sorting_would(steps: list[Any], capacity: int) -> None:
-    # every=1: the index reads the weights of shared nodes once per rebuild of the tables
-    player = Player(capacity=capacity, guard=False, every=1)
+@settings(max_examples=200, deadline=None)
+@given(moves, st.integers(90, 400), st.sampled_from([1, 2, 16]))
+def test_the_index_hands_out_what_scoring_every_leaf_and_sorting_would(
+    steps: list[Any], capacity: int, every: int
+) -> None:
+    player = Player(capacity=capacity, guard=False, every=every)
     stage = player.stage
     for step in steps:
         player.play(*step)
