@@ -83,7 +83,7 @@ def walked(p: Matrix, end: Matrix, start: int, walks: int, steps: int = 24) -> M
 def test_g_is_the_mean_worth_of_the_first_visit_of_simulated_walks() -> None:
     stage = chat(1500, live=20, by_turn=False, pairs=False)
     p, end = chain(stage), end_rates(stage)
-    assert p.sum(axis=1) == pytest.approx(np.ones(len(p))) and 0.01 < end[1:].min() < 0.2 < end.max()
+    assert p.sum(axis=1) == pytest.approx(np.ones(len(p))) and end[1:].max() > 4 * end[1:].min() > 0
     known = set()
     for session in live(stage):
         view = model_of(stage).view(session)
