@@ -148,7 +148,46 @@ def test_with_the_last_two_agents_the_next_one_is_known_where_one_is_not_enough(
     assert all(0 <= g <= 1 for row in reach.values() for g in row)
 
 
+def test_g_takes_its_first_step_by_the_last_two_agents_and_the_others_by_one() -> None:
+    stage = chat(1500, live=12, by_turn=False, pairs=True)
+    model = model_of(stage)
+    for agent in ("a0", "a1", "a2"):
+        stage.call("mine", agent, gap=0.1)
+    model.router.scores = [-5.0, -9.0, -9.0, -5.0]  # half for the pairs
+    model.refresh(0)
+    for _ in range(20):
+        model.sweep()  # sessions catch up with a rebuild a few at a time
+    p, end, session = chain(stage), end_rates(stage), stage.session("mine")
+    h = first_passage(p * (1 - end)[:, None], 24).astype(np.float64)
+    first = model.router.pair_row(session.trail[1], session.agent, p[session.agent])
+    later = (GAMMA ** np.arange(1, 24)[:, None, None] * h[:23]).sum(axis=0)
+    np.fill_diagonal(later, 0.0)
+    view = model.view(session)
+    assert view is not None and model.router.pair_weight > 0.4
+    assert view.reach == pytest.approx(first + (first * (1 - end)) @ later, abs=1e-4)
+    assert np.abs(first - p[session.agent]).max() > 0.02
+
+
 # ---- c ----
+
+
+def test_c_of_a_session_that_moved_is_right_at_once() -> None:
+    stage = chat(600, every=10_000, grain=10)
+    model, gaps, services = model_of(stage), stage.world.gaps, stage.world.services
+    sweeps = model.sweeps
+    stage.call("mine", "a2", gap=0.1)
+    stage.tick(2.0)
+    model.refresh(0)
+    view, tables = model.view(stage.session("mine")), gaps.tables(model.gamma)
+    assert view is not None and view.end > 0.01
+    s, d = tables.at(2.0)
+    assert view.factor == pytest.approx((1 - view.end) * s / ((1 - view.end) * s + view.end) * d, rel=0.01)
+    stage.arrive("mine", "a1")
+    stage.tick(0.3)
+    model.refresh(0)
+    left = services.tables(model.gamma, gaps.cycle).at(0.3)[1]
+    assert view.factor == pytest.approx((1 - view.end) * left * tables.first, rel=0.01)
+    assert model.sweeps == sweeps
 
 
 def test_c_of_a_silent_session_is_that_it_lives_times_what_the_wait_leaves() -> None:
