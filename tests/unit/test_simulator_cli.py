@@ -1,5 +1,6 @@
 """`python -m benchmarks simulate`: what it prints and writes, how it goes on after a stop, bad input in one line."""
 
+import argparse
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks import results, simulate
 from benchmarks.__main__ import main
+from benchmarks.study_plan import CEILING_WHOLE, PARTS, Plan
 
 SMALL = ["simulate", "--workload", "selector", "--sessions", "4", "--seed", "7"]
 
@@ -45,6 +47,15 @@ def test_a_table_and_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         assert point["hit_rate"] == pytest.approx(point["cached_tokens"] / point["prompt_tokens"])
     orders = {(p["capacity_tokens"], p["concurrency"], p["order"]) for p in document["points"]}
     assert len(orders) == 4, "every policy of a point sees one order"
+
+
+def test_every_policy_that_the_study_names_can_be_asked_for() -> None:
+    names = sorted({point.policy for part in PARTS for point in Plan().points(part)})
+    assert {"scout-guard", "scout:guard_budget=6", CEILING_WHOLE} <= set(names)
+    parser = argparse.ArgumentParser()
+    simulate.add_parser(parser.add_subparsers())
+    _, points = simulate.plan(parser.parse_args([*SMALL, "--policies", ",".join(names)]))
+    assert [point.policy for point in points] == names
 
 
 def test_an_order_that_differs_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
