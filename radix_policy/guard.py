@@ -14,9 +14,9 @@ tokens, at every moment:
 
 A trial stakes little until it has gained as much once (regret at -stake); from then on it may lose the budget. When
 regret passes what it may lose, LRU takes over for guard_rest * tokens held of evictions. Then the policy is tried
-again, from a fresh shadow; each failure in a row triples the rest (to at most 64 times), a gain of a whole budget ends
-the row. So wrong identities cost a stake per trial and the trials get rarer; right ones keep the policy in control, and
-where a few unlucky calls end a trial it is back soon.
+again, from a fresh shadow. Each failure in a row triples the rest (to at most 64 times) and takes 30 % off the stake
+(down to a quarter); a gain of a whole budget ends the row. So wrong identities cost a stake per trial, and less and
+less often; right ones keep the policy in control, and where a few unlucky calls end a trial it is back soon.
 
 Recognising a ghost. Every node has a mark: 16 tokens at its start (past the agent's anchor when it holds both), or for
 an output the last 16 of the prompt before it. A part taken for dead has a mark of its own: the belief may be what is
@@ -38,6 +38,7 @@ WIDTH = 16  # tokens of a mark
 _GHOSTS = 4096  # at most; the oldest is forgotten
 _EWMA = 0.02
 _LONGER, _LONGEST = 3, 64  # a failure makes the next rest longer, up to this many times the first
+_LESS, _LEAST = 0.7, 0.25  # and the next stake smaller, down to this share of the first
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,11 @@ class GuardConfig:
         3.0, "tokens that may be lost against LRU in one trial", low=0.01, high=1e6, unit="mean prompts"
     )
     guard_stake: float = key(
-        1.0, "the same while the trial has not gained as much yet", low=0.01, high=1e6, unit="mean prompts"
+        1.0,
+        "the same while the trial has not gained as much yet; less after failures",
+        low=0.01,
+        high=1e6,
+        unit="mean prompts",
     )
     guard_rest: float = key(0.5, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
 
@@ -110,7 +115,7 @@ class Guard:
         self.gained = self.lost = 0  # tokens, over all time
         self.trials = 1
         self._nodes = nodes
-        self._rest = config.guard_rest
+        self._failures = 0  # trials that failed in a row
         self._resting = 0.0  # tokens of eviction until the next trial
         self._numbers = 0
         self._marked: dict[int, int] = {}  # tokens, by node
@@ -205,12 +210,12 @@ class Guard:
             self.lost += lost
             budget = self.config.guard_budget * self.mean_prompt
             self.regret = max(self.regret + lost - gained, -budget)
-            stake = min(self.config.guard_stake * self.mean_prompt, budget)
+            stake = min(self.config.guard_stake * self.mean_prompt * max(_LESS**self._failures, _LEAST), budget)
             self.proven = self.proven or self.regret <= -stake
             if self.regret > (budget if self.proven else stake):
                 self._yield()
             elif self.regret <= -budget:
-                self._rest = self.config.guard_rest
+                self._failures = 0
             self._balance()
 
     def reset(self) -> None:
@@ -317,8 +322,8 @@ class Guard:
     def _yield(self) -> None:
         """LRU takes over."""
         self.in_control = False
-        self._resting = self._rest * self.held
-        self._rest = min(_LONGER * self._rest, _LONGEST * self.config.guard_rest)
+        self._resting = self.config.guard_rest * min(_LONGER**self._failures, _LONGEST) * self.held
+        self._failures = min(self._failures + 1, 32)
         self._clear()
 
     def _clear(self) -> None:

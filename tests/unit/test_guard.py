@@ -78,6 +78,15 @@ def test_a_stake_above_the_budget_counts_as_the_budget() -> None:
     assert not guard.lose(1)
 
 
+def test_failures_in_a_row_lower_the_stake_down_to_a_quarter() -> None:
+    guard = Losing(GuardConfig(guard_stake=1.0, guard_budget=3.0), lambda _: None)
+    for stake in (100, 69, 48, 34, 25, 25):
+        assert guard.lose(stake)
+        assert not guard.lose(2)
+        guard._resting = 0.0
+        assert guard.begin(())
+
+
 def test_rests_grow_threefold_until_a_trial_gains_a_whole_budget() -> None:
     guard = Losing(GuardConfig(guard_stake=1.0, guard_budget=3.0, guard_rest=0.5), lambda _: None)
     guard.held, rests = 1000, []
