@@ -19,7 +19,8 @@ from radix_policy.gaps import EDGES, LEAST_CYCLE
 
 _BINS = len(EDGES) - 1
 _KINDS = 6
-_MOMENTS = 128
+_MOMENTS = 512
+_THIN = 1 / 12
 _HALVE_AT = 4096.0
 
 
@@ -97,7 +98,7 @@ def _hazards(hits: Sequence[float], lost: Sequence[float], pooled: list[float] |
 
 
 class StampClock:
-    """When the tree's access clock (stamps) stood where: the newest 128 moments, older ones ever more thinly."""
+    """When the tree's access clock (stamps) stood where: older moments ever more thinly, at a twelfth of their age."""
 
     def __init__(self) -> None:
         self._stamps = array("d")
@@ -111,9 +112,24 @@ class StampClock:
             return
         self._stamps.append(stamp)
         self._seconds.append(seconds)
-        if len(self._stamps) > 2 * _MOMENTS:
-            del self._stamps[1:-_MOMENTS:2]
-            del self._seconds[1:-_MOMENTS:2]
+        if len(self._stamps) > _MOMENTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Keep the first and the last moment, and between them what is far enough from the next one kept."""
+        share = _THIN
+        while len(self._stamps) > _MOMENTS // 2:
+            seconds, now = self._seconds, self._seconds[-1]
+            kept, later = [len(seconds) - 1], now
+            for k in range(len(seconds) - 2, 0, -1):
+                if later - seconds[k] >= (now - seconds[k]) * share:
+                    kept.append(k)
+                    later = seconds[k]
+            kept.append(0)
+            kept.reverse()
+            self._stamps = array("d", [self._stamps[k] for k in kept])
+            self._seconds = array("d", [seconds[k] for k in kept])
+            share *= 2
 
     def seconds(self, stamp: float) -> float:
         """The latest moment known at which the access clock had not passed `stamp`."""

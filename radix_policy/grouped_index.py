@@ -172,9 +172,12 @@ class GroupedIndex:
         del self._live[group]
         home.classes.clear()
         home.heads.clear()
+        self._dead_count += len(home.leaves)
+        if len(self._dead) + len(home.leaves) > 2 * self._dead_count + _SLACK:
+            self._list_dead()
+            return
         for node_id in home.leaves:
             heapq.heappush(self._dead, (self._filed[node_id].stamp, node_id))
-        self._dead_count += len(home.leaves)
 
     def exhume(self, group: Hashable) -> None:
         """The group is alive again."""
@@ -263,14 +266,14 @@ class GroupedIndex:
         while heads:
             weight, stamp, node_id, key = heads[0]
             found = filed.get(node_id)
-            if found is not None and found.stamp == stamp and found.key == key:
+            if found is not None and found.stamp == stamp and found.key == key and found.group == group:
                 self._tickets = home.ticket = self._tickets + 1
                 value = gauge.factor * weight if gauge is not None else self._policy.value(group, weight)
                 heapq.heappush(self._top, (value, stamp, node_id, home.ticket, group))
                 return
             heapq.heappop(heads)
             leaves = home.classes.get(key)
-            head = self._head(key, leaves) if leaves is not None else None
+            head = self._head(group, key, leaves) if leaves is not None else None
             if head is not None:
                 heapq.heappush(heads, (self._policy.weigh(group, key, head), head.stamp, head.id, key))
         home.ticket = 0
@@ -322,10 +325,7 @@ class GroupedIndex:
         if home.dead:
             self._dead_count += 1
             if len(self._dead) > 2 * self._dead_count + _SLACK:
-                self._dead = [
-                    (f.stamp, i) for g in self._groups.values() if g.dead for i in g.leaves for f in (self._filed[i],)
-                ]
-                heapq.heapify(self._dead)
+                self._list_dead()
             else:
                 heapq.heappush(self._dead, (stamp, node.id))
             return
@@ -333,7 +333,7 @@ class GroupedIndex:
         if leaves is None:
             leaves = home.classes[key] = _Class()
         elif len(leaves.heap) > 2 * leaves.live + _SLACK:
-            leaves.heap = [e for e in leaves.heap if self._is_live(key, e)]
+            leaves.heap = [e for e in leaves.heap if self._is_live(group, key, e)]
             heapq.heapify(leaves.heap)
         heapq.heappush(leaves.heap, (stamp, node.id))
         leaves.live += 1
@@ -341,12 +341,19 @@ class GroupedIndex:
         # only a leaf that came to the front of its class can change who is next in the group
         gauge = home.gauge
         version = gauge.version if gauge is not None else self._policy.version(group)
-        if home.version == version and self._head(key, leaves) is node:
+        if len(home.heads) > 2 * len(home.leaves) + _SLACK:
+            home.version = -1  # read again at the next offer, without the stale entries
+        elif home.version == version and self._head(group, key, leaves) is node:
             heapq.heappush(home.heads, (self._policy.weigh(group, key, node), stamp, node.id, key))
 
-    def _is_live(self, key: Hashable, entry: Entry) -> bool:
+    def _list_dead(self) -> None:
+        """The dead leaves anew, without the stale entries."""
+        self._dead = [(self._filed[i].stamp, i) for g in self._groups.values() if g.dead for i in g.leaves]
+        heapq.heapify(self._dead)
+
+    def _is_live(self, group: Hashable, key: Hashable, entry: Entry) -> bool:
         filed = self._filed.get(entry[1])
-        return filed is not None and filed.stamp == entry[0] and filed.key == key
+        return filed is not None and filed.stamp == entry[0] and filed.key == key and filed.group == group
 
     def _unfile(self, node: NodeId, old: _Filed) -> None:
         del self._filed[node]
@@ -364,10 +371,10 @@ class GroupedIndex:
             del self._groups[old.group]
             self._live.pop(old.group, None)
 
-    def _head(self, key: Hashable, leaves: _Class) -> Node | None:
+    def _head(self, group: Hashable, key: Hashable, leaves: _Class) -> Node | None:
         heap = leaves.heap
         while heap:
-            if self._is_live(key, heap[0]):
+            if self._is_live(group, key, heap[0]):
                 return self._filed[heap[0][1]].node
             heapq.heappop(heap)
         return None
@@ -376,12 +383,12 @@ class GroupedIndex:
         policy = self._policy
         home.version = -1  # `_place` leaves the heads alone meanwhile
         for key, leaves in list(home.classes.items()):
-            head = self._head(key, leaves)
+            head = self._head(group, key, leaves)
             if head is not None and policy.place_of(head)[1] != key:
                 self._reclass(group, home, key, leaves)
         home.heads = []
         for key, leaves in home.classes.items():
-            head = self._head(key, leaves)
+            head = self._head(group, key, leaves)
             if head is not None:
                 home.heads.append((policy.weigh(group, key, head), head.stamp, head.id, key))
         heapq.heapify(home.heads)
@@ -390,7 +397,7 @@ class GroupedIndex:
     def _reclass(self, group: Hashable, home: _Group, key: Hashable, leaves: _Class) -> None:
         del home.classes[key]
         for entry in leaves.heap:
-            if self._is_live(key, entry):
+            if self._is_live(group, key, entry):
                 _, _, stamp, node = self._filed[entry[1]]
                 new = self._policy.place_of(node)[1]
                 self._filed[node.id] = _Filed(group, new, stamp, node)

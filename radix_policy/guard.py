@@ -6,19 +6,23 @@ While the policy is in control, the guard follows what plain LRU (whole leaves, 
     ghost    dropped, but LRU would still hold it
 
 Both caches are as large as each other: whenever ghosts outweigh the marked tokens, the shadow drops its own oldest
-leaf (a cached one is marked, a ghost is forgotten). A request that runs over marked nodes is a gain of their tokens,
-one that asks for ghosts is a loss of theirs. So the regret against LRU is known in tokens, at every moment:
+leaf (a cached one is marked, a ghost is forgotten); what a ghost hangs on is no leaf. A request that runs over marked
+nodes is a gain of their tokens, one that asks for ghosts is a loss of theirs. So the regret against LRU is known in
+tokens, at every moment:
 
-    regret = max(-budget, regret + losses - gains),  budget = guard_budget * mean prompt
+    regret = max(-budget, regret + losses - gains),  budget, stake = guard_budget, guard_stake * mean prompt
 
-and when it passes +budget, LRU takes over for guard_rest * tokens held of evictions. Then the policy is tried again,
-from a fresh shadow; each failure in a row doubles the rest (at most 64 times), a gain of a whole budget ends the row.
-So wrong identities cost one budget per trial and the trials get rarer; right ones keep the policy in control.
+A trial stakes little until it has gained as much once (regret at -stake); from then on it may lose the budget. When
+regret passes what it may lose, LRU takes over for guard_rest * tokens held of evictions. Then the policy is tried
+again, from a fresh shadow. Each failure in a row triples the rest (to at most 64 times) and takes 30 % off the stake
+(down to a quarter); a gain of a whole budget ends the row. So wrong identities cost a stake per trial, and less and
+less often; right ones keep the policy in control, and where a few unlucky calls end a trial it is back soon.
 
 Recognising a ghost. Every node has a mark: 16 tokens at its start (past the agent's anchor when it holds both), or for
-an output the last 16 of the prompt before it. A ghost hangs on its deepest ancestor that is still there, and is asked
-for when a match ends at that ancestor and the prompt shows the mark at its place. The cut-off tail of a leaf has no
-mark; it is asked for when its head is, or by its own session when the match ends where it began.
+an output the last 16 of the prompt before it. A part taken for dead has a mark of its own: the belief may be what is
+wrong. A ghost hangs on its deepest ancestor that is still there, and is asked for when a match ends at that ancestor
+and the prompt shows the mark at its place. The cut-off tail of a leaf has no mark; it is asked for when its head is, or
+by its own session when the match ends where it began.
 """
 
 import heapq
@@ -32,8 +36,10 @@ from radix_policy.nodes import Node
 
 WIDTH = 16  # tokens of a mark
 _GHOSTS = 4096  # at most; the oldest is forgotten
+_SLACK = 256  # stale entries tolerated in the shadow's order
 _EWMA = 0.02
-_LONGEST = 64  # rests may grow to this many times the first
+_LONGER, _LONGEST = 3, 64  # a failure makes the next rest longer, up to this many times the first
+_LESS, _LEAST = 0.7, 0.25  # and the next stake smaller, down to this share of the first
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,14 @@ class GuardConfig:
     guard_budget: float = key(
         3.0, "tokens that may be lost against LRU in one trial", low=0.01, high=1e6, unit="mean prompts"
     )
-    guard_rest: float = key(2.0, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
+    guard_stake: float = key(
+        1.0,
+        "the same while the trial has not gained as much yet; less after failures",
+        low=0.01,
+        high=1e6,
+        unit="mean prompts",
+    )
+    guard_rest: float = key(0.5, "evictions under LRU before another try", low=0.1, high=1000, unit="tokens held")
 
 
 class Mark(NamedTuple):
@@ -56,6 +69,12 @@ class Mark(NamedTuple):
     hash: int
 
 
+def mark_at(prompt: Prompt, start: int, prompt_tokens: int) -> Mark:
+    """The mark that begins at token `start` of the prompt."""
+    stop = min(start + WIDTH, prompt_tokens)
+    return Mark(start, start, stop, prompt.fingerprint(start, stop))
+
+
 def mark_of(prompt: Prompt, node: Node, prompt_tokens: int, cut: int) -> Mark | None:
     """The mark of a node that the prompt covers, or that is the output after it; None when there is none."""
     if node.start >= prompt_tokens:
@@ -64,23 +83,22 @@ def mark_of(prompt: Prompt, node: Node, prompt_tokens: int, cut: int) -> Mark | 
             return None
         return Mark(node.start, tail, prompt_tokens, prompt.fingerprint(tail, prompt_tokens))
     start = cut if node.start < cut < min(node.start + node.length, prompt_tokens) else node.start
-    stop = min(start + WIDTH, prompt_tokens)
-    return Mark(start, start, stop, prompt.fingerprint(start, stop))
+    return mark_at(prompt, start, prompt_tokens)
 
 
 class _Ghost:
-    __slots__ = ("asked", "attached", "dead", "head", "mark", "number", "session", "stamp", "start", "tokens")
+    __slots__ = ("asked", "attached", "below", "head", "mark", "number", "session", "stamp", "start", "tokens")
 
-    def __init__(self, number: int, node: Node, mark: Mark | None, dead: bool, attached: int) -> None:
+    def __init__(self, number: int, node: Node, mark: Mark | None, attached: int) -> None:
         self.number = number
         self.start = node.start
         self.tokens = node.length
         self.stamp = node.stamp
         self.session = node.session
         self.mark = mark
-        self.dead = dead  # its agent never takes it up again: cannot be recognised
         self.attached = attached
         self.head: int | None = None  # number of the ghost that it hangs on, when that is one
+        self.below = 0  # ghosts whose head it is: the shadow drops leaves only
         self.asked = False
 
 
@@ -90,14 +108,15 @@ class Guard:
     def __init__(self, config: GuardConfig, nodes: Callable[[int], Node | None]) -> None:
         """`nodes` finds a node of the tree by id."""
         self.config = config
-        self.in_control = True  # the policy; False: LRU
+        self.in_control = config.guard  # the policy, with its shadow; False: LRU, or nobody watches
         self.held = 0  # tokens in the tree
         self.mean_prompt = 0.0  # tokens, EWMA
         self.regret = 0.0
+        self.proven = False  # whether this trial has gained its stake
         self.gained = self.lost = 0  # tokens, over all time
         self.trials = 1
         self._nodes = nodes
-        self._rest = config.guard_rest
+        self._failures = 0  # trials that failed in a row
         self._resting = 0.0  # tokens of eviction until the next trial
         self._numbers = 0
         self._marked: dict[int, int] = {}  # tokens, by node
@@ -107,6 +126,7 @@ class Guard:
         self._ghost_tokens = 0
         self._at: dict[int, list[int]] = {}  # numbers of ghosts, by node
         self._order: list[tuple[float, int, int]] = []  # (stamp, 0, node) or (stamp, 1, ghost), cleaned lazily
+        self._cleaned = 0  # its length after the last cleaning
 
     # ---- what happens ----
 
@@ -116,7 +136,7 @@ class Guard:
             self._clear()
             self.in_control = True
             self.trials += 1
-            self.regret = 0.0
+            self.regret, self.proven = 0.0, False
             self._order = [(n.stamp, 0, n.id) for n in nodes if n.parent is not None and n.resident]
             heapq.heapify(self._order)
         return self.in_control
@@ -126,6 +146,8 @@ class Guard:
         self.held += node.length
         if self.in_control:
             heapq.heappush(self._order, (node.stamp, 0, node.id))
+            if len(self._order) > 2 * self._cleaned + _SLACK:
+                self._clean()
 
     def split(self, prefix: Node, suffix: Node) -> None:
         """`prefix` was cut off the head of `suffix`."""
@@ -138,7 +160,7 @@ class Guard:
             self._marked_children[prefix.id] = 1
         # what counted for the suffix's parent now hangs on the prefix, whose mark is the suffix's
 
-    def dropped(self, node: Node, mark: Mark | None, dead: bool) -> None:
+    def dropped(self, node: Node, mark: Mark | None) -> None:
         """A node leaves the device."""
         self.held -= node.length
         if not self.in_control:
@@ -153,12 +175,9 @@ class Guard:
         elif parent is not None:
             self._numbers += 1
             number = self._numbers
-            ghost = self._ghosts[number] = _Ghost(number, node, mark, dead, parent.id)
+            ghost = self._ghosts[number] = _Ghost(number, node, mark, parent.id)
             self._ghost_tokens += ghost.tokens
             self._at.setdefault(parent.id, []).append(number)
-            heapq.heappush(self._order, (ghost.stamp, 1, number))
-            if len(self._ghosts) > _GHOSTS:
-                self._forget(next(iter(self._ghosts.values())))
         for hanging in below:
             ghost = self._ghosts[hanging]
             if number is None or parent is None:
@@ -167,7 +186,12 @@ class Guard:
             ghost.attached = parent.id
             if ghost.head is None:
                 ghost.head = number
+                self._ghosts[number].below += 1
             self._at.setdefault(parent.id, []).append(hanging)
+        if number is not None and self._ghosts[number].below == 0:
+            heapq.heappush(self._order, (node.stamp, 1, number))
+        if len(self._ghosts) > _GHOSTS:
+            self._forget(next(iter(self._ghosts.values())))
         self._balance(node)
 
     def matched(self, prompt: Prompt, path: Sequence[Node], root: int, session: int) -> None:
@@ -190,10 +214,12 @@ class Guard:
             self.lost += lost
             budget = self.config.guard_budget * self.mean_prompt
             self.regret = max(self.regret + lost - gained, -budget)
-            if self.regret > budget:
+            stake = min(self.config.guard_stake * self.mean_prompt * max(_LESS**self._failures, _LEAST), budget)
+            self.proven = self.proven or self.regret <= -stake
+            if self.regret > (budget if self.proven else stake):
                 self._yield()
             elif self.regret <= -budget:
-                self._rest = self.config.guard_rest
+                self._failures = 0
             self._balance()
 
     def reset(self) -> None:
@@ -208,7 +234,7 @@ class Guard:
     def snapshot(self) -> dict[str, Any]:
         """Numbers for status."""
         return {
-            "in_control": "scout" if self.in_control else "lru",
+            "in_control": "scout" if self.in_control or not self.config.guard else "lru",
             "guard_regret_tokens": round(self.regret),
             "guard_gained_tokens": self.gained,
             "guard_lost_tokens": self.lost,
@@ -221,13 +247,19 @@ class Guard:
         """Tokens of the ghosts that the prompt asks for; they are back in both caches."""
         length = len(prompt)
         asked: list[_Ghost] = []
+        hashes: dict[tuple[int, int], int] = {}  # many ghosts of one agent begin at the same place
         # shallow first, so that a head is decided before what hangs on it
         for ghost in sorted((self._ghosts[n] for n in hanging), key=lambda g: (g.start, g.number)):
-            if ghost.dead or length <= ghost.start + 1:
+            if length <= ghost.start + 1:
                 continue
             mark = ghost.mark
             if mark is not None:
-                wanted = length >= mark.stop and prompt.fingerprint(mark.start, mark.stop) == mark.hash
+                wanted = False
+                if length >= mark.stop:
+                    place = (mark.start, mark.stop)
+                    if place not in hashes:
+                        hashes[place] = prompt.fingerprint(mark.start, mark.stop)
+                    wanted = hashes[place] == mark.hash
             elif ghost.head is not None:
                 head = self._ghosts.get(ghost.head)
                 wanted = head is not None and head.asked
@@ -255,6 +287,8 @@ class Guard:
             node = self._nodes(number)
             if node is None or node is leaving or not node.resident or number in self._marked:
                 continue
+            if number in self._at:
+                continue  # ghosts hang on it; it is filed again when the last one is gone
             if node.stamp != stamp:
                 heapq.heappush(order, (node.stamp, 0, number))
             elif node.locks or node.children > self._marked_children.get(number, 0):
@@ -263,6 +297,22 @@ class Guard:
                 self._mark(node)
         for entry in aside:
             heapq.heappush(order, entry)
+
+    def _clean(self) -> None:
+        """One entry for each that the shadow may drop, and none for what is gone."""
+        left: dict[tuple[int, int], float] = {}
+        for _, ghostly, number in self._order:
+            if ghostly:
+                ghost = self._ghosts.get(number)
+                if ghost is not None and ghost.below == 0:
+                    left[1, number] = ghost.stamp
+                continue
+            node = self._nodes(number)
+            if node is not None and node.resident and number not in self._marked and number not in self._at:
+                left[0, number] = node.stamp
+        self._order = [(stamp, ghostly, number) for (ghostly, number), stamp in left.items()]
+        heapq.heapify(self._order)
+        self._cleaned = len(self._order)
 
     def _mark(self, node: Node) -> None:
         self._marked[node.id] = node.length
@@ -290,12 +340,20 @@ class Guard:
             hanging.remove(ghost.number)
             if not hanging:
                 del self._at[ghost.attached]
+                node = self._nodes(ghost.attached)
+                if node is not None and node.parent is not None:
+                    heapq.heappush(self._order, (node.stamp, 0, node.id))
+        head = self._ghosts.get(ghost.head) if ghost.head is not None else None
+        if head is not None:
+            head.below -= 1
+            if head.below == 0:
+                heapq.heappush(self._order, (head.stamp, 1, head.number))
 
     def _yield(self) -> None:
         """LRU takes over."""
         self.in_control = False
-        self._resting = self._rest * self.held
-        self._rest = min(2 * self._rest, _LONGEST * self.config.guard_rest)
+        self._resting = self.config.guard_rest * min(_LONGER**self._failures, _LONGEST) * self.held
+        self._failures = min(self._failures + 1, 32)
         self._clear()
 
     def _clear(self) -> None:

@@ -7,8 +7,9 @@ comes), where one cycle (a call and the silence after it) is worth the factor ga
     H_k      = first passage at step k of P (survival.first_passage), k = 1..K
     G(s, j)  = min(1, sum_k gamma^(k-1) * odds(n + k - 1) / odds(n) * H_k(i, j) / (1 - e_i))
                the visit's worth once the session calls again; odds from ends.py, their ratio at most `odds_cap`
-    c(s)     = alive * D(t)   while the session is silent for t;   (1 - e) * gamma   while a call of it runs
-               alive = (1 - e) S(t) / ((1 - e) S(t) + e), S and D from gaps.py
+    c(s)     = alive * D(t)   while the session is silent for t, S and D from gaps.py
+               alive = (1 - e) S(t) / ((1 - e) S(t) + e)
+               (1 - e) * D'(t) * D(0)   while a call of it has run for t, D' from the law of service times
     p(s, j)  = c(s) * G(s, j)
 
 A forecast that the client sent mixes in with the weight that forecasts have earned (hint). For agent j over all
@@ -122,7 +123,7 @@ class HazardModel:
         self.none: list[float] = []  # Q by agent
         self._built_at = -1
         self._agents = 0
-        self.router = Router(world.transitions)
+        self.router = Router(world.transitions, light=config.backoff)
         self._base = np.zeros((0, 0))
         self._views: dict[int, View] = {}
         self._free: list[int] = []

@@ -142,5 +142,5 @@ def _shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     pi[diagonal, diagonal] = 0.0
     others = np.maximum(np.add.reduce(pi.T, axis=0), 1e-12)
     pi *= (1.0 - own) / others[:, None]
-    pi[diagonal, diagonal] = own
+    pi[diagonal, diagonal] = np.where(np.add.reduce(pi.T, axis=0) > 0.0, own, 1.0)  # 1: no other was ever called
     return pi

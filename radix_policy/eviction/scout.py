@@ -20,7 +20,7 @@ from radix_policy.config import key
 from radix_policy.depths import AnchorDepths, DeadTails
 from radix_policy.eviction.base import EvictionPolicy
 from radix_policy.grouped_index import Gauge, GroupedIndex
-from radix_policy.guard import Guard, GuardConfig, Mark, mark_of
+from radix_policy.guard import Guard, GuardConfig, Mark, mark_at, mark_of
 from radix_policy.hazard import HazardConfig, HazardModel
 from radix_policy.identity import POOLED
 from radix_policy.nodes import UNKNOWN, Node
@@ -59,7 +59,7 @@ class ScoutConfig(HazardConfig, GuardConfig):
 class NodeNote:
     """What scout keeps of a node."""
 
-    __slots__ = ("agent", "created", "cut", "dead", "last", "mark", "seconds", "visit")
+    __slots__ = ("agent", "created", "cut", "dead", "last", "mark", "seconds", "tail_mark", "visit")
 
     def __init__(self, agent: int, visit: int, calls: int, cut: int = 0) -> None:
         self.agent = agent  # of the last touch by a known session
@@ -69,11 +69,13 @@ class NodeNote:
         self.cut = cut  # tokens from the root to the end of the agent's anchor, as known when the node was made
         self.seconds = 0.0  # the clock at the last touch
         self.mark: Mark | None = None  # what the guard recognises it by
+        self.tail_mark: Mark | None = None  # the same for what begins at `dead`: whether it really is, the guard sees
         self.dead = _NEVER  # tokens from the root to where the part begins that the next call will not take up
 
     def copy(self) -> "NodeNote":
         note = NodeNote(self.agent, self.visit, self.created, self.cut)
         note.last, note.dead, note.mark, note.seconds = self.last, self.dead, self.mark, self.seconds
+        note.tail_mark = self.tail_mark
         return note
 
 
@@ -168,6 +170,8 @@ class ScoutPolicy(EvictionPolicy):
             dead = self.tails.of(agent) if self.trims else 0
             if dead and not node.output:
                 note.dead = -(-(request.prompt_tokens - dead) // page) * page
+                if self.config.guard and note.dead < request.prompt_tokens:
+                    note.tail_mark = mark_at(request.prompt, note.dead, request.prompt_tokens)
         note.seconds = self.world.clock.seconds
         node.state = note
         self._mark(node, note, request)
@@ -186,9 +190,9 @@ class ScoutPolicy(EvictionPolicy):
         self.hazard.evicted += node.length
         note: NodeNote | None = node.state
         if note is None:
-            self.guard.dropped(node, None, False)
+            self.guard.dropped(node, None)
         else:
-            self.guard.dropped(node, note.mark, node.start + node.length > note.dead)
+            self.guard.dropped(node, note.tail_mark if node.start >= note.dead else note.mark)
         if note is None or self._is_common(node, note):
             return
         if node.session == UNKNOWN:
