@@ -116,13 +116,13 @@ class StampClock:
             self._thin()
 
     def _thin(self) -> None:
-        """Keep the first and the last moment, and between them what is far enough from the next one kept."""
+        """Keep the first and the last moment, and between them each without which the gap would be too wide."""
         share = _THIN
         while len(self._stamps) > _MOMENTS // 2:
             seconds, now = self._seconds, self._seconds[-1]
             kept, later = [len(seconds) - 1], now
             for k in range(len(seconds) - 2, 0, -1):
-                if later - seconds[k] >= (now - seconds[k]) * share:
+                if later - seconds[k - 1] > (now - seconds[k]) * share:
                     kept.append(k)
                     later = seconds[k]
             kept.append(0)

@@ -333,7 +333,7 @@ class GroupedIndex:
         if leaves is None:
             leaves = home.classes[key] = _Class()
         elif len(leaves.heap) > 2 * leaves.live + _SLACK:
-            leaves.heap = [e for e in leaves.heap if self._is_live(group, key, e)]
+            leaves.heap = [*{e for e in leaves.heap if self._is_live(group, key, e)}]
             heapq.heapify(leaves.heap)
         heapq.heappush(leaves.heap, (stamp, node.id))
         leaves.live += 1

@@ -2,7 +2,9 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,11 @@ from hypothesis import strategies as st
 
 from radix_policy.ages import AgeModel, StampClock
 from radix_policy.gaps import EDGES
+from tests.unit.test_bounds import deep_size
 
 BINS = len(EDGES) - 1
 KINDS = 6
-NEWEST = 128  # moments of the clock
+MOMENTS = 512  # that the clock keeps at most
 events = st.lists(
     st.tuples(st.booleans(), st.integers(0, KINDS - 1), st.floats(0, 3e5) | st.sampled_from((0.0, 1.0, 10.0))),
     max_size=120,
@@ -148,28 +151,69 @@ def test_a_stamp_is_dated_by_the_last_moment_that_had_not_passed_it(
         assert clock.seconds(stamp) == (before[-1] if before else first)
 
 
-def long_dated(last: int) -> list[float]:
-    """When stamps 1, 2, ... are taken to have been, where stamp n was at n seconds."""
-    clock = StampClock()
-    for n in range(1, last + 1):
-        clock.note(float(n), float(n))
-    assert clock.seconds(last + 5.0) == last
-    return [clock.seconds(float(n)) for n in range(1, last + 1)]
+GAPS: dict[str, Callable[[int, Random], float]] = {  # seconds before note n
+    "even": lambda n, random: 1.0,
+    "random": lambda n, random: random.expovariate(1.0),
+    "bursts": lambda n, random: 1e-3 if n % 300 else 60.0,
+    "long bursts": lambda n, random: 1e-4 if n % 3000 else 600.0,
+    "heavy": lambda n, random: min(1e-3 * random.paretovariate(0.7), 1e5),
+    "any scale": lambda n, random: 10 ** random.uniform(-5, 4),
+    "ever slower": lambda n, random: 1e-3 * 1.0002**n,
+}
 
 
-def test_the_newest_moments_are_exact_and_older_ones_never_later_than_they_were() -> None:
-    last = 20_000
-    dated = long_dated(last)
-    assert dated[-NEWEST:] == [float(n) for n in range(last - NEWEST + 1, last + 1)]
-    assert dated == sorted(dated) and all(when <= n for n, when in enumerate(dated, 1))
-    assert dated[0] == 1.0, "the first moment stays"
-    assert len(set(dated)) <= 2 * NEWEST
+def worst(clock: StampClock, moments: Sequence[float]) -> float:
+    """The largest share of its age by which a moment is dated too early; stamp n was at moments[n]."""
+    now = moments[-1]
+    dated = [clock.seconds(float(n)) for n in range(len(moments))]
+    assert dated[0] == moments[0], "the first moment stays"
+    assert dated[-1] == clock.seconds(len(moments) + 5.0) == now, "and the last one"
+    assert dated == sorted(dated) and all(a <= b for a, b in zip(dated, moments, strict=True)), "never too late"
+    assert len(set(dated)) <= MOMENTS
+    return max((b - a) / (now - b) for a, b in zip(dated[:-1], moments[:-1], strict=True))
 
 
-@pytest.mark.xfail(strict=True, reason="thinning forgets all of the past but its first moment")
-def test_older_moments_get_no_coarser_than_the_time_since_then() -> None:
-    last = 20_000
-    assert all(n - when <= last - n + 1 for n, when in enumerate(long_dated(last), 1))
+@pytest.mark.parametrize("kind", GAPS)
+def test_a_moment_is_dated_to_a_twelfth_of_its_age_however_long_ago(kind: str) -> None:
+    """A gap between moments kept is at most a twelfth of the age at its end, so 1/11 of the age inside it."""
+    clock, random, seconds, moments = StampClock(), Random(1), 0.0, list[float]()
+    for n in range(100_000):
+        seconds += GAPS[kind](n, random)
+        clock.note(float(n), seconds)
+        moments.append(seconds)
+        if n in (600, 5_000, 14_780, 50_123):
+            assert worst(clock, moments) <= 1 / 11 + 1e-9
+    assert 1 / 50 < worst(clock, moments) <= 1 / 11 + 1e-9
+    assert deep_size(clock) < 25_000
+
+
+def test_where_a_twelfth_would_keep_too_many_it_is_a_sixth() -> None:
+    """Ever faster: about as many notes at each scale of age."""
+    clock, seconds, moments = StampClock(), 0.0, list[float]()
+    shares = []
+    for n in range(100_000):
+        seconds += max(1e3 * 0.9998**n, 1e-5)
+        clock.note(float(n), seconds)
+        moments.append(seconds)
+        if n % 9_999 == 0 and n:
+            shares.append(worst(clock, moments))
+    assert 1 / 11 + 1e-9 < max(shares) <= 1 / 5 + 1e-9
+    assert deep_size(clock) < 25_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.sampled_from((1e-3, 0.1, 1.0, 30.0, 1e3))), min_size=1, max_size=20),
+)
+def test_bursts_and_silences_in_any_order_are_dated_as_well(bursts: list[tuple[int, float]]) -> None:
+    clock, seconds, moments = StampClock(), 0.0, [0.0]
+    clock.note(0.0, 0.0)
+    for count, gap in bursts:
+        for _ in range(count):
+            seconds += gap
+            clock.note(float(len(moments)), seconds)
+            moments.append(seconds)
+    assert worst(clock, moments) <= (1 / 5 if len(moments) > MOMENTS else 0.0) + 1e-9
 
 
 def test_a_new_tree_starts_anew() -> None:

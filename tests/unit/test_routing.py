@@ -58,16 +58,17 @@ class Naive:
         return n
 
     def shares(self) -> np.ndarray:
-        """pi: shares of agents, but an agent follows itself as often as agents do overall."""
+        """pi: shares of agents, but an agent follows itself as often as agents do; always where no other was called."""
         n = self.counts(0.998)
         pi = np.zeros((AGENTS, AGENTS))
         if n.sum() == 0:
             return pi
         own = (np.trace(n) + 1 / AGENTS) / (n.sum() + 1)
         for i in range(AGENTS):
-            others = [n[:, j].sum() if j != i else 0.0 for j in range(AGENTS)]
-            for j in range(AGENTS):
-                pi[i, j] = own if i == j else (1 - own) * others[j] / max(sum(others), 1e-12)
+            others = {j: n[:, j].sum() for j in range(AGENTS) if j != i and n[:, j].any()}
+            pi[i, i] = own if others else 1.0
+            for j, count in others.items():
+                pi[i, j] = (1 - own) * count / sum(others.values())
         return pi
 
     def predictors(self) -> list[np.ndarray]:
@@ -134,12 +135,9 @@ def test_weights_sum_to_one_and_rows_are_probabilities(path: list[int], every: i
     router = walker.router
     p = router.matrix(agents)
     assert p.shape == (agents, agents) and np.isfinite(p).all() and (p >= 0).all()
-    # Agents that were never left are given the shares of all, so rows are whole once anything moved. But where only one
-    # agent was ever called again, what its row gives to others is nobody's.
-    targets = set(path[1:])
-    whole = [len(targets - {i}) > 0 for i in range(agents)]
-    assert p.sum(axis=1)[whole] == pytest.approx(np.ones(sum(whole)))
-    assert (p.sum(axis=1) <= 1 + 1e-9).all() and (len(path) > 1 or not p.any())
+    # Agents that were never left are given the shares of all, so every row is whole once anything moved.
+    whole = 1.0 if len(path) > 1 else 0.0
+    assert p.sum(axis=1) == pytest.approx(np.full(agents, whole))
     for pairs in (False, True):
         weights = router.weights(pairs=pairs)
         assert sum(weights) == pytest.approx(1.0) and min(weights) >= 0
@@ -147,7 +145,7 @@ def test_weights_sum_to_one_and_rows_are_probabilities(path: list[int], every: i
     for before in range(-1, agents):
         for source in range(agents):
             row = router.pair_row(before, source, p[source])
-            assert (row >= 0).all() and (not whole[source] or row.sum() == pytest.approx(1.0))
+            assert (row >= 0).all() and row.sum() == pytest.approx(whole)
     assert (router.pair_row(-1, 0, p[0]) == p[0]).all()
 
 
@@ -156,6 +154,14 @@ def test_an_unseen_agent_follows_itself_as_often_as_agents_do_overall() -> None:
     leaves = Walker(agents=5).walk([n % 4 for n in range(400)])
     assert stays.router.matrix(5)[4, 4] == pytest.approx(0.9, abs=0.02)
     assert leaves.router.matrix(5)[4, 4] < 0.01
+
+
+def test_where_one_agent_alone_was_ever_called_it_follows_itself() -> None:
+    walker = Walker(agents=3).walk([1] * 5)
+    p = walker.router.matrix(3)
+    assert p[1] == pytest.approx([0.0, 1.0, 0.0])
+    assert p.sum(axis=1) == pytest.approx(np.ones(3))
+    assert p[0, 0] == p[2, 2] > 0 and p[0, 1] == p[2, 1] > 0
 
 
 # ---- who wins ----
