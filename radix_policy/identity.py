@@ -176,6 +176,7 @@ class Identifier:
         self._anchor_of: dict[int, Node] = {}  # by agent: at most max_agents and POOLED
         self._lessons: dict[int, tuple[int, str]] = {}  # by agent without an anchor: walks, and the last one's session
         self._skipped = 0
+        self._tagged: dict[tuple[str, str], int] = {}  # agents by namespace and tag: such an id is never given back
         self._sessions = Sessions(self.anchors, 4 * config.identity_threads)
 
     def resolve(self, prompt: Prompt, namespace: str, tag: Tag | None) -> Identity:
@@ -183,7 +184,12 @@ class Identifier:
         mode = self.config.identity
         if tag is not None and mode == "learned" and tag.agent is not None and tag.session is not None:
             # all is said: the call of nearly every client that tags
-            agent = self.agents.intern(namespace, "tag:" + tag.agent)
+            name = (namespace, tag.agent)
+            agent = self._tagged.get(name, POOLED)
+            if agent == POOLED:
+                agent = self.agents.intern(namespace, "tag:" + tag.agent)
+                if agent > POOLED:
+                    self._tagged[name] = agent
             if agent > POOLED and not self._teaches(agent, tag.session):
                 known = self._anchor_of.get(agent)
                 end = known.end if known is not None and known.end <= len(prompt) else 0

@@ -13,9 +13,9 @@ Each has the weight exp(sum of its log-probabilities of what really happened, fa
 make the chain that first passage runs on; `pair` sharpens the first two steps (hazard.py).
 """
 
-import math
 from array import array
 from collections import OrderedDict
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Router:
     def weights(self, *, pairs: bool) -> list[float]:
         """Of fast, slow, flat and (0 unless `pairs`) pair."""
         top = max(self.scores)
-        raw = [math.exp(s - top) for s in self.scores]
+        raw = [exp(s - top) for s in self.scores]
         if not pairs:
             raw[PAIR] = 0.0
         total = sum(raw)
@@ -81,17 +81,26 @@ class Router:
     def _score(self, source: int, target: int, row: "array[float] | None") -> None:
         """How well each predictor foresaw `target`; `row`: the pair's counts."""
         share, light = self._shares[source][target], self.light
-        fast = (self.chain.count(source, target) + light * share) / (self.chain.total(source) + light)
-        slow_count, slow_total = self.slow.count(source, target), self.slow.total(source)
-        slow = (slow_count + light * share) / (slow_total + light)
-        flat = (slow_count + _HEAVY * share) / (slow_total + _HEAVY)
+        n, total = self.chain.count_of_total(source, target)
+        fast = (n + light * share) / (total + light)
+        n, total = self.slow.count_of_total(source, target)
+        slow = (n + light * share) / (total + light)
+        flat = (n + _HEAVY * share) / (total + _HEAVY)
         pair = fast
         if row:
-            count = sum(row[at + 1] for at in range(0, len(row), 2) if row[at] == target)
-            pair = (count + _KAPPA * fast) / (sum(row[1::2]) + _KAPPA)
-        scores = self.scores
-        for e, p in enumerate((fast, slow, flat, pair)):
-            scores[e] = _FORGET * scores[e] + math.log(p if p > _FLOOR else _FLOOR)
+            known = 0.0
+            for at in range(0, len(row), 2):
+                if row[at] == target:
+                    known = row[at + 1]
+                    break
+            pair = (known + _KAPPA * fast) / (sum(row[1::2]) + _KAPPA)
+        a, b, c, d = self.scores
+        self.scores = [
+            _FORGET * a + log(fast if fast > _FLOOR else _FLOOR),
+            _FORGET * b + log(slow if slow > _FLOOR else _FLOOR),
+            _FORGET * c + log(flat if flat > _FLOOR else _FLOOR),
+            _FORGET * d + log(pair if pair > _FLOOR else _FLOOR),
+        ]
 
     # ---- tables ----
 

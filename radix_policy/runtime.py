@@ -72,17 +72,27 @@ class Request:
         "tagged",
     )
 
-    def __init__(self, rid: str, agent: int, session: Session | None, namespace: str, prompt: Prompt) -> None:
+    def __init__(
+        self,
+        rid: str,
+        agent: int,
+        session: Session | None,
+        namespace: str,
+        prompt: Prompt,
+        tagged: bool = False,
+        final: bool = False,
+        priority: int = 0,
+    ) -> None:
         self.rid = rid
         self.prompt = prompt
         self.agent = agent
         self.session = session
         self.namespace = namespace
         self.prompt_tokens = len(prompt)
-        self.tagged = False
-        self.final = False
+        self.tagged = tagged
+        self.final = final
         self.next_agent = UNKNOWN  # the client's forecast, UNKNOWN when none or never seen
-        self.priority = 0
+        self.priority = priority
         self.matched = False
         self.state: Any = None
 
@@ -193,18 +203,14 @@ class Runtime:
         verb(event)
 
     def _arrived(self, event: RequestArrived) -> None:
-        world, tag = self.world, event.tag
-        identity = world.identifier.resolve(event.prompt, event.namespace, tag)
-        session = None
-        if identity.session is not None:
-            session = world.sessions.open(event.namespace, identity.session)
-        request = Request(event.rid, identity.agent, session, event.namespace, event.prompt)
-        request.tagged, request.priority = identity.tagged, event.priority
-        if tag is not None:
-            request.final = tag.final
-            if tag.next_agent is not None:
-                request.next_agent = world.identifier.agents.find(event.namespace, "tag:" + tag.next_agent)
-        self.requests[event.rid] = request
+        world = self.world
+        rid, prompt, namespace, tag, priority = event
+        agent, key, _, tagged, _ = world.identifier.resolve(prompt, namespace, tag)
+        session = world.sessions.open(namespace, key) if key is not None else None
+        final = tag is not None and tag.final
+        request = self.requests[rid] = Request(rid, agent, session, namespace, prompt, tagged, final, priority)
+        if tag is not None and tag.next_agent is not None:
+            request.next_agent = world.identifier.agents.find(namespace, "tag:" + tag.next_agent)
         if session is not None:
             self._called(session, request)
         self.policy.on_request(request)

@@ -99,6 +99,11 @@ class TransitionCounts:
         """n(source), END left out."""
         return self._totals[source] / self._units[source] if 0 <= source < self._agents else 0.0
 
+    def count_of_total(self, source: int, target: int) -> tuple[float, float]:
+        """n(source, target) and n(source), END left out, of agents that have rows."""
+        unit = self._units[source]
+        return self._cells[source * self._width + target] / unit, self._totals[source] / unit
+
     def counts(self, source: int) -> list[float]:
         """Row `source` of n, END left out."""
         unit = self._units[source]
