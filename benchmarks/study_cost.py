@@ -16,6 +16,7 @@ from radix_policy.workloads import Workload, make
 SPEED_AT = ("selector", 16, 8)  # workload, concurrency, capacity in F
 EVENTS_AT = ("chain24", 64, 32)  # 24 agents
 POLICIES = ("lru", "cachescout", "scout")
+WHOLE = "scout-trim"  # scout that evicts whole leaves: what it does on SGLang's tree today
 _TOLD = ("added", "split", "touched", "counted", "locked", "unlocked", "removed", "observe")
 
 
@@ -32,7 +33,7 @@ def measure_cost(seed: int, quick: bool = False) -> dict[str, Any]:
     name, concurrency, factor = EVENTS_AT
     workload = make(name, seed=seed, concurrency=concurrency, sessions=8 if quick else 96)
     runtime: dict[str, Any] = {}
-    for policy in POLICIES:
+    for policy in (*POLICIES, WHOLE):
         runtime[policy] = _per_request(workload, policy, concurrency, int(factor * workload.largest), runs)
         progress(f"cost: {name} C={concurrency} {policy}: {runtime[policy]['us_per_request']} us/request")
     return {
@@ -51,19 +52,25 @@ def _speed(workload: Workload, policy: str, concurrency: int, capacity: int) -> 
 
 
 def _per_request(workload: Workload, policy: str, concurrency: int, capacity: int, runs: int) -> dict[str, Any]:
-    """What the runtime alone does: its calls are recorded in one run and repeated without the tree."""
-    loop = Loop(workload, policy, capacity=capacity, concurrency=concurrency)
+    """What the runtime alone does: its calls are recorded in one run and repeated without the tree.
+
+    What it takes to repeat them on something that does nothing is left out.
+    """
+    config = {"trim": False} if policy == WHOLE else {}
+    name = policy.partition("-")[0]
+    loop = Loop(workload, name, capacity=capacity, concurrency=concurrency, config=config)
     tape = Tape(loop.runtime)
     loop.runtime = loop.engine.runtime = loop.engine.tree.listener = tape  # type: ignore[assignment]
     loop.run()
-    best, runtime = float("inf"), Runtime(policy)
+    best, runtime = float("inf"), Runtime(name, config)
+    idle = min(tape.idle() for _ in range(runs))
     for _ in range(runs):
-        runtime = Runtime(policy)
+        runtime = Runtime(name, config)
         seconds = tape.play(runtime, loop.engine.tree.root.id)
         best = min(best, seconds)
     nodes = size_of(runtime.world.nodes)
     return {
-        "us_per_request": round(1e6 * best / workload.requests, 1),
+        "us_per_request": round(1e6 * (best - idle) / workload.requests, 1),
         "events_per_request": round(len(tape.calls) / workload.requests, 1),
         "victims_per_request": round(sum(name == "next" for name, _ in tape.calls) / workload.requests, 2),
         "nodes": len(runtime.world.nodes),
@@ -101,6 +108,23 @@ class Tape:
             yield _Drain(self, drain)
         self.calls.append(("evicted", ()))
 
+    def idle(self) -> float:
+        """CPU seconds of the same without a runtime."""
+        nothing = _Nothing()
+        methods = dict.fromkeys(_TOLD, nothing)
+        gc.collect()
+        gc.freeze()
+        began = time.process_time()
+        for name, args in self.calls:
+            method = methods.get(name)
+            if method is not None:
+                method(*args)
+            elif name == "next":
+                nothing.next()
+        seconds = time.process_time() - began
+        gc.unfreeze()
+        return seconds
+
     def play(self, runtime: Runtime, root: int) -> float:
         """Repeat every call on a fresh runtime; CPU seconds. RuntimeError when it chooses another victim."""
         runtime.reset(root)
@@ -126,6 +150,15 @@ class Tape:
         seconds = time.process_time() - began
         gc.unfreeze()
         return seconds
+
+
+class _Nothing:
+    id = None
+
+    def __call__(self, *args: Any) -> None: ...
+
+    def next(self) -> "_Nothing":
+        return self
 
 
 class _Drain:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from radix_policy.runtime import World
 
 
-_FAINT = 0.02  # weight of the pair predictor that is not worth its cost
+_FAINT = 0.15  # weight of the pair predictor that is not worth its cost
 _TOLERANCE = 0.02  # part of c by which time has to move it before it counts
 _MOST_DIRTY = 64  # sessions that moved and were not looked at yet
 
@@ -221,7 +221,7 @@ class HazardModel:
     def sweep(self, reviews: int | None = None) -> None:
         """Time has passed for every session; `reviews`: sessions that are to catch up with the last rebuild."""
         self._now = self.swept_at = self.world.clock.seconds
-        self._catch_up(1 + len(self._views) // 16 if reviews is None else reviews)
+        self._catch_up(1 + len(self._views) // 32 if reviews is None else reviews)
         self._weigh()
         self.sweeps += 1
 

@@ -125,12 +125,13 @@ class Router:
         row = self._pairs.get((before, source))
         if not row:
             return base
-        weight = self.pair_weight
-        pair = _KAPPA * base
+        scale = self.pair_weight / (sum(row[1::2]) + _KAPPA)
+        mixed = base * (1.0 - self.pair_weight + scale * _KAPPA)
         for at in range(0, len(row), 2):
-            if row[at] < len(pair):
-                pair[int(row[at])] += row[at + 1]
-        return (1.0 - weight) * base + weight * pair / (sum(row[1::2]) + _KAPPA)
+            target = int(row[at])
+            if target < len(mixed):
+                mixed[target] += scale * row[at + 1]
+        return mixed
 
     @property
     def nbytes(self) -> int:
