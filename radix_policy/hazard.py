@@ -19,9 +19,10 @@ sessions, new ones included, the chance that no visit comes:
 
 with lambda new sessions per second and G_new(j) the worth of a visit by one that starts now.
 
-Tables are rebuilt every `every` calls, more rarely with many live sessions, so that the cost per call stays. Between
-rebuilds only sessions that called move, and every `grain` of a cycle the clock: for all sessions whose c it changed by
-2 %, and for Q. Sessions that have not called since a rebuild catch up with it a few at a time.
+Tables are rebuilt when a 32nd of all evidence is new, at the latest after `every` calls for each 8 live sessions, so
+that the cost per call stays. Between rebuilds only sessions that called move, and every `grain` of a cycle the clock:
+for all sessions whose c it changed by 2 %, and for Q. Sessions that have not called since a rebuild catch up with it a
+few at a time.
 """
 
 import math
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from radix_policy.runtime import World
 
 
+_GROWTH = 32  # a rebuild waits for this part of all evidence to be new
 _FAINT = 0.15  # weight of the pair predictor that is not worth its cost
 _TOLERANCE = 0.02  # part of c by which time has to move it before it counts
 _MOST_DIRTY = 64  # sessions that moved and were not looked at yet
@@ -201,7 +203,7 @@ class HazardModel:
         world.transitions.ensure(len(world.identifier.agents))
         agents = len(world.transitions)
         now, calls = world.clock.seconds, world.calls
-        if agents != self._agents or calls - self._built_at >= self.config.every * max(1, len(self._views) // 8):
+        if agents != self._agents or calls - self._built_at >= self._interval():
             self._now = now
             self._file_dirty()
             grown = agents != self._agents
@@ -224,6 +226,10 @@ class HazardModel:
         self._catch_up(1 + len(self._views) // 32 if reviews is None else reviews)
         self._weigh()
         self.sweeps += 1
+
+    def _interval(self) -> int:
+        """Calls between two rebuilds: every call at first, when each one teaches much."""
+        return max(1, min(self.world.calls // _GROWTH, self.config.every * max(1, len(self._views) // 8)))
 
     def _catch_up(self, sessions: int) -> None:
         """Review some of those that have not moved since the rebuild, so that its cost is spread over many calls."""
