@@ -5,12 +5,15 @@ Goes on where it stopped: a point that is in the result files and whose policy s
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.results import UsageError, canonical_command, progress
 from benchmarks.study_cost import POLICIES as COST_POLICIES
 from benchmarks.study_cost import measure_cost
+from benchmarks.study_foresight import POLICIES as FORESIGHT_POLICIES
+from benchmarks.study_foresight import measure_foresight
 from benchmarks.study_plan import PARTS, SEEDS, Plan, Point
 from benchmarks.study_run import cores, run_points
 from benchmarks.study_store import Store
@@ -101,10 +104,15 @@ def _run(
         store.add(part, point, measured.figures, measured.seconds)
         if number % SAVE_EVERY == 0:
             store.save(order)
-    if "cost" in parts and store.figures("cost") is None:
-        began = time.process_time()
-        figures = measure_cost(SEEDS[0], plan.quick)
-        store.add_figures("cost", figures, COST_POLICIES, time.process_time() - began)
+    measures: dict[str, tuple[Callable[[], dict[str, Any]], Sequence[str]]] = {
+        "foresight": (lambda: measure_foresight(plan), FORESIGHT_POLICIES),
+        "cost": (lambda: measure_cost(SEEDS[0], plan.quick), COST_POLICIES),
+    }
+    for part, (measure, names) in measures.items():
+        if part in parts and store.figures(part) is None:
+            began = time.process_time()
+            figures = measure()
+            store.add_figures(part, figures, names, time.process_time() - began)
 
 
 def _parts(text: str | None) -> list[str]:

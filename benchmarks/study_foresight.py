@@ -6,10 +6,13 @@ independently of everything that happened before, so what they add to `informed`
 """
 
 import math
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from benchmarks.results import progress
 from benchmarks.study_plan import CEILING, Plan
+from benchmarks.study_tables import rate, signed, table
 from radix_policy.eviction.informed import informed
 from radix_policy.eviction.scout import ScoutPolicy
 from radix_policy.hazard import HazardModel, View
@@ -19,6 +22,7 @@ from radix_policy.workloads import Call, Workload, make
 
 WHO, WHEN = "who", "who and when"
 COLUMNS = ("lru", "scout", CEILING, WHO, WHEN, "opt")
+POLICIES = ("lru", "scout", "informed", "opt")  # whose code the figures depend on
 
 
 def told(workload: Workload, when: bool) -> type[ScoutPolicy]:
@@ -100,7 +104,32 @@ def measure_foresight(plan: Plan) -> dict[str, Any]:
         rates: dict[str, float] = {}
         for column in COLUMNS:
             kind = told(study.workload, column == WHEN) if column in (WHO, WHEN) else column
-            rates[column] = round(study.run(kind, capacity, place.concurrency).hit_rate, 6)
+            config = {"guard": False} if column in (WHO, WHEN) else None  # as in the ceiling
+            outcome = study.run(kind, capacity, place.concurrency, config=config)
+            rates[column] = round(100 * outcome.hit_rate, 4)
         rows.append({"workload": place.name, "concurrency": place.concurrency, "capacity": place.capacity} | rates)
         progress(f"foresight: {place.name} C={place.concurrency} {place.capacity}")
     return {"seed": plan.seeds[0], "places": rows}
+
+
+def foresight(figures: dict[str, Any] | None) -> list[str]:
+    """The table, and what of the gap is chance."""
+    if figures is None:
+        return []
+    rows: list[list[object]] = []
+    for p in figures["places"]:
+        rows.append([f"{p['workload']} C={p['concurrency']} {p['capacity']}", *(rate(p[c]) for c in COLUMNS)])
+    mean = {c: fmean(p[c] for p in figures["places"]) for c in COLUMNS}
+    rows.append(["**mean**", *(rate(mean[c]) for c in COLUMNS)])
+    steps = [signed(mean[b] - mean[a]) for a, b in pairwise(COLUMNS[1:])]
+    return [
+        f"A part of the grid, seed {figures['seed']}. `{CEILING}` knows the generator's law; `{WHO}` is told of every "
+        "live session whether it calls again and which agent, as its script has it; "
+        f"`{WHEN}` also the think time before that call. The generator draws both independently of all that happened "
+        "before, so no online policy can have them.",
+        "",
+        *table(["", *COLUMNS], rows),
+        f"On the way from scout to opt: the law {steps[0]} points, who comes next {steps[1]}, when {steps[2]}; the "
+        f"other {steps[3]} are the future beyond the next call, and what an optimum cuts that a score cannot.",
+        "",
+    ]

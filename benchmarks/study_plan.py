@@ -58,6 +58,7 @@ PARTS = {
     "ablation": "each ingredient of scout removed",
     "sensitivity": "every number of scout lower and higher",
     "others": "drift, pollution, other topologies, profiles",
+    "foresight": "what knowing the future would add",
     "cost": "speed of the simulator, cost and state of the policy",
 }
 
@@ -197,7 +198,7 @@ class Plan:
         return [*self.subset(), *self.trace_places()]
 
     def points(self, part: str) -> list[Point]:
-        """The points of a part, none for `cost`; one point may stand in several parts."""
+        """The points of a part, none for `foresight` and `cost`; one point may stand in several parts."""
         return list(dict.fromkeys(getattr(self, f"_{part}")()))
 
     def _grid(self) -> Iterator[Point]:
@@ -235,6 +236,9 @@ class Plan:
 
     def _others(self) -> Iterator[Point]:
         return (Point(place, p) for place in self.other_places() for p in self.other_policies(place))
+
+    def _foresight(self) -> Iterator[Point]:
+        yield from ()
 
     def _cost(self) -> Iterator[Point]:
         return iter(())

@@ -167,7 +167,7 @@ class Store:
                     self._part[point] = part
                 else:
                     self.stale += 1
-            if part == "cost" and any(self.code(name) != value for name, value in code.items()):
+            if "figures" in document and any(self.code(name) != value for name, value in code.items()):
                 document.pop("figures", None)
             kept = self.owned(part) / len(old) if old else 1.0
             document["cpu_seconds"] = kept * document.get("cpu_seconds", 0.0)

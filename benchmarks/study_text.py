@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks import study_parts, study_sections
 from benchmarks.study_cost import WHOLE
+from benchmarks.study_foresight import foresight
 from benchmarks.study_keys import has_guard
 from benchmarks.study_plan import CEILING, IDENTITIES, PARTS, TRACES, Place, Plan, Point
 from benchmarks.study_plots import capacity_plot, curve_places, time_plot
@@ -59,6 +60,9 @@ def render(store: Store, plan: Plan, markdown: Path) -> str:
     section("Cold start", "grid", study_sections.cold, picture, curve_places(plan))
     section("Other workloads", "others", study_sections.others)
     number += 1
+    lines += [f"## {number}. What is left to know", ""]
+    lines += foresight(store.figures("foresight")) or [_missing("foresight", 1), ""]
+    number += 1
     lines += [f"## {number}. Cost", ""]
     lines += study_parts.cost(store.figures("cost")) or [_missing("cost", 1), ""]
     number += 1
@@ -78,7 +82,7 @@ def _ready(store: Store, plan: Plan, part: str) -> tuple[list[Place], int]:
 
 
 def _missing(part: str, places: int) -> str:
-    what = several(places, "place") + " of this part" if part != "cost" else "This part"
+    what = several(places, "place") + " of this part" if part not in ("foresight", "cost") else "This part"
     verb = "is" if places == 1 else "are"
     return f"*{what} {verb} not measured with the present code: `python -m benchmarks study --only {part}`.*"
 

@@ -117,6 +117,8 @@ class EndModel:
     def refresh(self, waiting: Iterable[Share] = (), agent_prior: float = 2.0, turn_prior: float = 3.0) -> None:
         """Rebuild all rates from the counts and the shares of the sessions that wait."""
         chain = self.transitions
+        # 0 would leave a rate without any evidence undefined
+        agent_prior, turn_prior = max(agent_prior, 1e-9), max(turn_prior, 1e-9)
         agents = len(chain)
         self.ensure(agents)
         soft = [0.0] * agents

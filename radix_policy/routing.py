@@ -36,7 +36,7 @@ class Router:
     def __init__(self, chain: TransitionCounts, slow_decay: float = 0.998, light: float = _LIGHT) -> None:
         self.chain = chain
         self.slow = TransitionCounts(decay=slow_decay)
-        self.light = light
+        self.light = max(light, 1e-9)  # 0 would leave an agent without evidence without a row
         self.scores = [0.0, 0.0, -1.0, -1.0]
         self._pairs: OrderedDict[tuple[int, int], array[float]] = OrderedDict()  # target, count, target, count, ...
         self._shares: list[array[float]] = []
@@ -116,7 +116,7 @@ class Router:
         w = self.weights(pairs=False)
         p = np.zeros((agents, agents))
         for weight, counts, b in ((w[FAST], fast, self.light), (w[SLOW], slow, self.light), (w[FLAT], slow, _HEAVY)):
-            rows = np.add.reduce(counts.T, axis=0) + max(b, 1e-9)
+            rows = np.add.reduce(counts.T, axis=0) + b
             p += weight * (counts + b * share) / rows[:, None]
         return p
 

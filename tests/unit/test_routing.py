@@ -246,3 +246,12 @@ def test_what_is_kept_is_bounded_and_scores_stay_finite() -> None:
         sizes.append(walker.router.nbytes)
     assert sizes[2] == sizes[1]
     assert all(100 * math.log(1e-4) - 1 <= s <= 0 for s in walker.router.scores)
+
+
+def test_no_smoothing_at_all_divides_nothing_by_zero() -> None:
+    router = Router(TransitionCounts(decay=0.98), light=0.0)
+    for before, source, target in ((-1, 0, 1), (0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        router.matrix(4)
+        router.observe(before, source, target)
+        router.chain.add(source, target)
+    assert np.isfinite(router.matrix(4)).all() and all(math.isfinite(s) for s in router.scores)
