@@ -57,10 +57,15 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.repeats <= 1000:
         raise UsageError("--repeats must be in 1..1000")
     _forget(args.json)
-    results = Results("micro", args.argv, args.json, identity=("op", "core", "policy", "leaves", "identity"))
+    results = Results("micro", args.argv, args.json, identity=("op", "core", "policy", "leaves", "identity", "part"))
     begin = time.perf_counter()
     for point in core_points(policies, leaves, args.repeats):
         results.add(point)
+    from benchmarks.micro_parts import part_points
+
+    for policy in policies:
+        for point in part_points(policy, args.repeats):
+            results.add(point)
     results.document["state_bytes"] = [state_point(policy) for policy in policies]
     spent = {"radix_policy": time.perf_counter() - begin}
     skipped = _engine(args, results, policies, leaves, spent)
@@ -331,7 +336,7 @@ def render(document: dict[str, Any]) -> str:
     """The tables, with the ratio of each engine row to stock SGLang's on the same number of leaves."""
     points: list[Point] = document["points"]
     parts = []
-    own = [p for p in points if p["core"] == "none"]
+    own = [p for p in points if p["core"] == "none" and p["op"] != "part"]
     rows = [
         [
             p["op"] + (f" ({p['identity']})" if "identity" in p else ""),
@@ -344,6 +349,12 @@ def render(document: dict[str, Any]) -> str:
         for p in own
     ]
     parts.append(table(["radix_policy", "policy", "leaves", "classes", "us", "target"], rows))
+    steps = list(dict.fromkeys(p["part"] for p in points if p["op"] == "part"))
+    if steps:
+        policies = list(dict.fromkeys(p["policy"] for p in points if p["op"] == "part"))
+        us = {(p["part"], p["policy"]): p["us"] for p in points if p["op"] == "part"}
+        rows = [[step, *(f"{us[step, policy]:.2f}" for policy in policies)] for step in steps]
+        parts.append(table(["observe (tag), step by step, us", *policies], rows))
     engine = [p for p in points if p["core"] != "none"]
     if engine:
         stock = {(p["op"], p["core"], p["leaves"]): p["us"] for p in engine if p["policy"] == "lru"}

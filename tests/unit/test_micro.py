@@ -23,7 +23,7 @@ def test_every_operation_of_the_core_is_measured_side_by_side(
     found = {(p["op"], p["policy"]) for p in document["points"]}
     assert found == {
         (op, policy)
-        for op in ("observe", "observe_node", "score", "evict")
+        for op in ("observe", "observe_node", "score", "evict", "part")
         for policy in ("lru", "cachescout", "scout")
     }
     for p in document["points"]:
