@@ -2,7 +2,8 @@
 
 Only the module of the command that was asked for is imported: `simulate` needs numpy alone, not SGLang, torch or an
 HTTP client. `args.argv` holds the words after the command, for the record in the result file. Exit status: 0 done,
-1 the benchmark failed, 2 the command cannot be carried out as given (one line on stderr), 130 interrupted.
+1 the benchmark failed, 2 the command cannot be carried out as given (one line on stderr), 130, 143 or 129 stopped by
+SIGINT, SIGTERM or SIGHUP.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from benchmarks.pool import Stopped, signals_raise, status_of
 from benchmarks.results import UsageError
 from radix_policy.config import ConfigError
 from radix_policy.workloads import WorkloadError
@@ -56,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     args.argv = words[1:]
     try:
-        return int(module.run(args))
+        with signals_raise():
+            return int(module.run(args))
     except (UsageError, ConfigError, WorkloadError) as error:
         return _fail(name, str(error), 2)
-    except KeyboardInterrupt:
-        return _fail(name, "interrupted", 130)
+    except (KeyboardInterrupt, Stopped) as stop:
+        return _fail(name, str(stop) or "interrupted", status_of(stop))
 
 
 def _fail(command: str, message: str, status: int) -> int:

@@ -15,15 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client import ServerGone
-from benchmarks.measure import (
-    Options,
-    PointResults,
-    Stopped,
-    measure,
-    run_stoppable,
-    sigterm_raises,
-)
+from benchmarks.measure import Options, PointResults, measure, run_stoppable
 from benchmarks.playback import Played, Progress, first_difference, read_journal, take
+from benchmarks.pool import Stopped, status_of
 from benchmarks.replay import describe, point_table, remarks
 from benchmarks.results import UsageError, progress, table
 from benchmarks.sources import Source, add_options, load, parse_capacity, parse_concurrency, parse_tags
@@ -134,8 +128,7 @@ def guarded(command: str, work: Any, results: PointResults) -> int:
     """Do the work; every expected way to fail is one line and an exit status, and leaves no server running."""
     kept = f"; finished work is in {results.path}, the same command goes on from there" if results.path else ""
     try:
-        with sigterm_raises():
-            work()
+        work()
         return 0
     except ServerFailed as error:
         text, status = str(error), error.status
@@ -144,7 +137,7 @@ def guarded(command: str, work: Any, results: PointResults) -> int:
     except KeyboardInterrupt:
         text, status = "interrupted" + kept, 130
     except Stopped as error:
-        text, status = str(error) + kept, 143
+        text, status = str(error) + kept, status_of(error)
     progress(f"python -m benchmarks {command}: {text}")
     return status
 

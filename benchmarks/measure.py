@@ -1,30 +1,25 @@
 """One point on a running server: check it, warm it up, play, and keep every result on disk on the way."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from benchmarks.client import Client, ServerGone, ServerInfo
 from benchmarks.learned import learned
 from benchmarks.playback import Journal, Played, figures, play
+from benchmarks.pool import Stopped, stop_signals
 from benchmarks.results import Results, UsageError, progress
 from benchmarks.sources import Source
 
 T = TypeVar("T")
 SAVE_EVERY_S = 5.0
 IDENTITY = ("workload", "trace", "policy", "policy_config", "capacity_tokens", "concurrency")
-
-
-class Stopped(RuntimeError):
-    """SIGTERM came: what was measured is saved, the exit status is 143."""
 
 
 class PointResults(Results):
@@ -207,31 +202,25 @@ def _bar(text: str, total: int, quiet: bool) -> Any:
 
 
 def run_stoppable(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """asyncio.run that SIGTERM stops as Ctrl-C does: the work is cancelled and cleans up; then Stopped is raised."""
+    """asyncio.run that SIGTERM and SIGHUP stop as Ctrl-C does: the work is cancelled and cleans up, then Stopped."""
+    received: list[int] = []
 
     async def main() -> T:
         task = asyncio.ensure_future(work())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+        def stop(number: int) -> None:
+            received.append(number)
+            task.cancel()
+
+        for number in before:
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
         return await task
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
-        raise Stopped("stopped by SIGTERM") from None
+        raise Stopped(*received[:1]) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Inside, SIGTERM raises Stopped in the main thread, so that `with` blocks end in an orderly way."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise Stopped("stopped by SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in before.items():
+            signal.signal(number, old)

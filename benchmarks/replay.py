@@ -10,7 +10,8 @@ import asyncio
 from typing import Any
 
 from benchmarks.client import SILENCE_TIMEOUT_S, ServerGone
-from benchmarks.measure import Options, PointResults, Stopped, measure, model_of, run_stoppable
+from benchmarks.measure import Options, PointResults, measure, model_of, run_stoppable
+from benchmarks.pool import Stopped, status_of
 from benchmarks.results import UsageError, progress, table
 from benchmarks.sources import Source, add_options, load, needs_tokenizer, parse_concurrency, parse_tags
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _stopped(args, f"interrupted; {_kept(results)}", 130)
     except Stopped as error:
-        return _stopped(args, f"{error}; {_kept(results)}", 143)
+        return _stopped(args, f"{error}; {_kept(results)}", status_of(error))
     results.finish()
     print(point_table([point]))
     for line in remarks(point):

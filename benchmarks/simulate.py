@@ -6,14 +6,13 @@ point see the same requests in the same order, and `opt` is what the best of all
 
 import argparse
 import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.pool import Stopped, spread, status_of
 from benchmarks.results import Results, UsageError, progress, table
 from radix_policy.eviction import POLICIES
 from radix_policy.runtime import Runtime
@@ -126,17 +125,18 @@ def run(args: argparse.Namespace) -> int:
     if len(todo) < len(points):
         progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
     began = time.monotonic()
+    jobs = min(args.jobs, os.cpu_count() or 1)
     try:
-        for done, (point, figures) in enumerate(_figures(todo, settings, args.jobs), 1):
+        for done, (point, figures) in enumerate(spread(todo, measure, settings, jobs=jobs), 1):
             results.add({**point.key(), **figures})
             progress(
                 f"[{done}/{len(todo)}] {_name(point.source)} C={point.concurrency} {point.capacity} {point.policy}: "
                 f"{100 * figures['hit_rate']:.2f} %  ({time.monotonic() - began:.0f} s)"
             )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped) as stop:
         kept = f", kept in {args.json}" if args.json else ""
         progress(f"stopped: {len(results.points)} of {len(points)} points done{kept}")
-        return 130
+        return status_of(stop)
     results.finish(point.key() for point in points)
     for where in _torn(results.points):
         progress(f"{where}: the policies did not see the same order of requests: a bug, the figures cannot be compared")
@@ -249,25 +249,6 @@ class _Ms(float):
 
 
 # ---- running ----
-
-
-def _figures(points: Sequence[Point], settings: Settings, jobs: int) -> Iterator[tuple[Point, dict[str, Any]]]:
-    if jobs == 1 or len(points) < 2:
-        for point in points:
-            yield point, measure(point, settings)
-        return
-    pool = ProcessPoolExecutor(min(jobs, os.cpu_count() or 1, len(points)), initializer=_deaf)
-    try:
-        futures: dict[Future[dict[str, Any]], Point] = {pool.submit(measure, p, settings): p for p in points}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _deaf() -> None:
-    """Ctrl-C is the parent's to handle: a worker finishes its point and is then told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def measure(point: Point, settings: Settings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pool import Stopped, status_of
 from benchmarks.results import UsageError, canonical_command, progress
 from benchmarks.study_cost import POLICIES as COST_POLICIES
 from benchmarks.study_cost import measure_cost
@@ -61,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
             progress(f"{store.stale:,} points were measured with other code and are run again")
         try:
             _run(store, plan, parts, traces, jobs, order)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped) as stop:
             progress(f"stopped: what is done is kept in {folder}; the same command goes on from there")
-            return 130
+            return status_of(stop)
         finally:
             store.save(order)
         if store.changed():

@@ -1,15 +1,14 @@
 """Running points of the study: one at a time, in this process or in several, with progress and time left."""
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.pool import spread
 from benchmarks.results import progress
 from benchmarks.study_plan import CURVE_STEP, Point
 from radix_policy.simulator import Outcome, Study
@@ -88,34 +87,15 @@ def run_points(
 ) -> Iterator[tuple[str, Point, Measured]]:
     """(part, point, figures) as they come."""
     clock = _Clock(todo)
-    if jobs == 1 or len(todo) < 2:
-        for part, point in todo:
-            measured = measure(point, traces)
-            clock.done(part, point, measured)
-            yield part, point, measured
-        return
-    pool = ProcessPoolExecutor(min(jobs, len(todo)), initializer=_deaf)
-    try:
-        futures: dict[Future[Measured], tuple[str, Point]] = {
-            pool.submit(measure, point, traces): (part, point) for part, point in todo
-        }
-        for future in as_completed(futures):
-            part, point = futures.pop(future)
-            measured = future.result()
-            clock.done(part, point, measured)
-            yield part, point, measured
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    parts = {point: part for part, point in todo}
+    for point, measured in spread(list(parts), measure, traces, jobs=jobs):
+        clock.done(parts[point], point, measured)
+        yield parts[point], point, measured
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _deaf() -> None:
-    """Ctrl-C is the parent's to handle: a worker finishes its point and is then told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _weight(point: Point) -> float:

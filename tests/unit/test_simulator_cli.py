@@ -214,6 +214,40 @@ def test_ctrl_c_leaves_a_valid_file(tmp_path: Path) -> None:
     assert document["points"] and not document["complete"]
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.cpu_count() == 1, reason="looks at the workers in /proc")
+@pytest.mark.parametrize(
+    ("numbers", "status"),
+    [
+        ([signal.SIGINT, signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGKILL], -signal.SIGKILL),
+    ],
+)
+def test_no_worker_outlives_the_command(tmp_path: Path, numbers: list[signal.Signals], status: int) -> None:
+    target = tmp_path / "out.json"
+    words = ["--workload", "selector", "--policies", "lru,scout,cachescout,opt,lhd", "--concurrency", "16", "--jobs"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "simulate", *words, "2", "--json", str(target), "--capacity", "4F,8F,16F"],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not target.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == status and "Traceback" not in err, err
+    assert json.loads(target.read_text())["points"]
+    while (left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers and not left
+
+
 def test_the_dispatcher(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ran(capsys, "--help")
     assert status == 0 and all(name in out for name in ("simulate", "replay", "compare", "micro", "host", "report"))
