@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tick
+from radix_policy.grouped_index import GroupedDrain, GroupedIndex
+from radix_policy.leaf_index import Drain
 from radix_policy.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -63,11 +65,15 @@ class Bridge:
                 "device_calls",
                 "host_calls",
                 "lru_calls",
+                "rescued_calls",
             ),
             0,
         )
         self._scores: dict[int, float] | None = {}  # of the eviction call that runs; None: LRU
         self._outer: list[dict[int, float] | None] = []
+        self._drain: Drain | GroupedDrain | None = None  # of the device call that runs
+        self._last: int | None = None  # its latest victim
+        self._plain = False  # a score failed: what is left of the call goes by LRU
         for name in TREE_EVENTS:
             setattr(self, name, self._guarded(name))
 
@@ -174,14 +180,88 @@ class Bridge:
                 self.log.append((step, seconds))
             self.observe(Tick(step, seconds))
 
+    # ---- victims ----
+
+    def begin_walk(self) -> bool:
+        """A device eviction call begins: whether `victim` will name the leaves to lose, from the index, one by one."""
+        self._drain, self._last = None, None
+        if not self.live:
+            return False
+        try:
+            runtime = self.runtime
+            holds = runtime.begin_eviction()
+            index = runtime.index
+            self._drain = index.drain(lru=not holds) if isinstance(index, GroupedIndex) else index.drain()
+        except Exception:
+            self._give_up()
+            return False
+        self.counters["device_calls"] += 1
+        self.counters["lru_calls"] += not holds
+        return True
+
+    def victim(self) -> int | None:
+        """The leaf to lose next; None when none is left, or the index gives up this call (see `walking`)."""
+        if self._drain is None:
+            return None
+        try:
+            node = self._drain.next()
+        except Exception:
+            self._give_up()
+            return None
+        if node is None:
+            return None
+        if node.id == self._last:
+            self.end_walk()  # SGLang could not lose it (no room on the host, say): the index would name it for ever
+            return None
+        self._last = node.id
+        return node.id
+
+    def _give_up(self) -> None:
+        """Call inside `except`: the rest of this call goes by LRU; the index, maybe half done, is filled anew."""
+        self.count_fault("score")
+        self._plain = True
+        self._drain = None
+        try:
+            index, nodes = self.runtime.index, self.runtime.world.nodes
+            index.clear()
+            for node in nodes.leaves():
+                index.file(node)
+        except Exception:
+            self.fail("index")
+
+    def mistaken(self, node: int | None) -> None:
+        """The index named a node that SGLang would not lose, or none where there are leaves: the mirror is wrong."""
+        try:
+            raise AssertionError(f"victim {node} is no evictable leaf of the tree")
+        except AssertionError:
+            self.fail("victim")
+        self._drain = None
+
+    @property
+    def walking(self) -> bool:
+        """Whether the index still names the victims of the call that runs."""
+        return self._drain is not None
+
+    def end_walk(self) -> None:
+        """The index names no more victims in this call."""
+        drain, self._drain = self._drain, None
+        if drain is not None:
+            drain.end()
+
     # ---- scores ----
 
-    def begin_call(self, leaves: Iterable[Any], kind: str) -> None:
-        """An eviction call begins on these nodes: score each once. Calls nest: a device call may need host room."""
+    def begin_call(self, leaves: Iterable[Any], kind: str | None) -> None:
+        """An eviction call begins on these nodes: score each once. Calls nest: a device call may need host room.
+
+        `kind`: what to count it as; None when the index chooses and nothing is to be scored.
+        """
         self._outer.append(self._scores)
-        self.counters[kind] += 1
         self._scores = None
-        if not self.live:
+        if kind is None:
+            return
+        self.counters[kind] += 1
+        plain, self._plain = self._plain, False
+        if plain or not self.live:
             return
         runtime = self.runtime
         try:

@@ -34,14 +34,14 @@ def disabled(env: Mapping[str, str] | None = None) -> bool:
 
 
 def make_runtime(policy: str, config: Any, page_size: int = 1) -> Runtime:
-    """The runtime of one tree on SGLang's Python core, which keeps its own set of leaves (so no leaf index).
+    """The runtime of one tree, whose leaf index names the victims.
 
     ConfigError names the flag, the key and what is allowed.
     """
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"{CONFIG_FLAG} must be a JSON object, not {type(config).__name__}")
     try:
-        return Runtime(policy.lower(), config, page_size=page_size, index=False)
+        return Runtime(policy.lower(), config, page_size=page_size)
     except ConfigError as error:
         raise ConfigError(f"{CONFIG_FLAG}: {error}") from None
 

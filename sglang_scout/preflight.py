@@ -39,6 +39,7 @@ class Finding(NamedTuple):
 _S = "sglang.srt."
 _REGISTRY = _S + "mem_cache.unified_cache.tree_core_registry"
 _CORE = _S + "mem_cache.unified_cache.unified_tree_core"
+_FULL = _S + "mem_cache.unified_cache.components.full"
 _HOOKS = _S + "plugins.hook_registry"
 
 # Needed in every process: the flag, and refusing early.
@@ -115,7 +116,20 @@ ENGINE_SEAMS = (
     Seam(_CORE, "UnifiedTreeCore.inc_full_pin", ("self", "node_id")),
     Seam(_CORE, "UnifiedTreeCore.dec_full_pin", ("self", "node_id")),
     Seam(_CORE, "UnifiedTreeCore.evict_device_start", ("self", "component_type", "request_cnt")),
+    Seam(_CORE, "UnifiedTreeCore.evict_device_next_node", ("self", "component_type", "tracker")),
     Seam(_CORE, "UnifiedTreeCore.evict_device_end", ("self", "component_type")),
+    Seam(
+        _FULL,
+        "FullComponent._evict_device_start",
+        ("self", "request_cnt"),
+        ("_evict_device_heap", "_evict_device_last_node", "evictable_device_leaves"),
+    ),
+    Seam(
+        _FULL,
+        "FullComponent._evict_device_next_node",
+        ("self", "tracker", "device_frees", "host_frees", "cache_actions"),
+        ("_evict_device_heap", "_evict_device_last_node", "evictable_device_leaves"),
+    ),
     Seam(_CORE, "UnifiedTreeCore.drive_host_eviction", ("self", "component_type", "num_tokens")),
     Seam(_CORE, "UnifiedTreeCore.node_by_id", ("self", "node_id")),
     Seam(

@@ -30,8 +30,11 @@ _CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 class ScoutTreeCore(UnifiedTreeCore):
     """`UnifiedTreeCore` with a Bridge on it."""
 
+    evictable_device_leaves: set[Any]
+
     def __init__(self, params: Any, components: Any, bridge: Bridge) -> None:
         self.scout = bridge
+        self._asked = 0  # tokens that the device eviction call in progress is to free
         with building(bridge):
             super().__init__(params, components)
         if not isinstance(self.eviction_strategy, ScoutStrategy):
@@ -144,11 +147,45 @@ class ScoutTreeCore(UnifiedTreeCore):
     # ---- eviction ----
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
-        self.scout.begin_call(self.evictable_device_leaves, "device_calls")
-        super().evict_device_start(component_type, request_cnt)
+        self._asked = request_cnt
+        if not self.scout.begin_walk():
+            self.scout.begin_call(self.evictable_device_leaves, "device_calls")
+            super().evict_device_start(component_type, request_cnt)
+            return
+        # SGLang's walk would score every leaf. It begins on none, and is handed one victim at a time by the index.
+        self.scout.begin_call((), None)
+        leaves, self.evictable_device_leaves = self.evictable_device_leaves, set()
+        try:
+            super().evict_device_start(component_type, request_cnt)
+        finally:
+            self.evictable_device_leaves = leaves
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        if self.scout.walking:
+            self._hand_over(component_type)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def _hand_over(self, component_type: Any) -> None:
+        """Put the index's next victim where SGLang's walk looks; where that fails, every leaf, as SGLang does."""
+        walk = self.components_by_type[component_type]
+        walk._evict_device_last_node = None  # or the walk would add its parent by itself
+        walk._evict_device_heap = []
+        victim = self.scout.victim()
+        if victim is not None:
+            node = self.node_by_id(victim)
+            if node in self.evictable_device_leaves:
+                walk._evict_device_heap = [(0.0, node)]
+                return
+        if victim is not None or (self.scout.walking and self.evictable_device_leaves):
+            self.scout.mistaken(victim)
+        if not self.scout.walking:
+            self.scout.end_call()
+            self.scout.begin_call(self.evictable_device_leaves, "rescued_calls")
+            walk._evict_device_start(self._asked)
 
     def evict_device_end(self, component_type: Any) -> None:
         super().evict_device_end(component_type)
+        self.scout.end_walk()
         self.scout.end_call()
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from radix_policy.events import RequestFinished, SessionClosed, Tick
+from radix_policy.leaf_index import naive_order
 from tests.tree.conformance import Conformance, arrive, blocks, machine
 from tests.tree.trees import SglangTree, Tokens, Victim, assert_mirror
 
@@ -109,6 +110,18 @@ def test_a_finished_session_goes_before_older_live_ones() -> None:
     first = tree.evict(1)
     assert first[0].sequence[:16] == blocks(10), "LRU would take the older session's leaf"
     assert_mirror(tree)
+
+
+def test_the_index_names_what_scoring_every_leaf_would() -> None:
+    tree = SglangTree()
+    one_session_over(tree)
+    while tree.core.evictable_device_leaves:
+        tree.runtime.begin_eviction()
+        expected = naive_order(tree.runtime.world.nodes, tree.runtime.policy.score)[0]
+        depth = expected.start + expected.length
+        victims = tree.evict(1)
+        assert [len(v.sequence) for v in victims] == [depth], expected
+        assert_mirror(tree)
 
 
 def test_while_the_guard_prefers_lru_victims_are_lrus_and_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
