@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks.pool import Stopped, signals_raise, status_of
 from benchmarks.results import UsageError
@@ -31,7 +31,10 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line."""
+    """argparse, but a mistake is one line, and an option is given by its whole name: the record must know it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **more})
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")

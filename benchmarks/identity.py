@@ -13,17 +13,21 @@ rate with tagged, inferred and scrambled identity.
 import argparse
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.results import Results, UsageError, progress, table
+from benchmarks import traces
+from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
 from radix_policy.events import RequestArrived
+from radix_policy.eviction import POLICIES
 from radix_policy.identity import Identity
 from radix_policy.runtime import Runtime
-from radix_policy.simulator import Loop, Study
-from radix_policy.workloads import Call, Workload, make, read_trace
+from radix_policy.simulator import Loop, Study, parse_spec
+from radix_policy.workloads import Call, Workload, make
 
 POINTS = "4:1.15,4:2,16:4,16:6"  # the pressure points of the recorded traces, concurrency:capacity in F
+MAX_CONCURRENCY, MAX_FACTOR = 4096, 1e6
 RUNS = (("lru", "tagged"), ("", "tagged"), ("", "inferred"), ("", "scrambled"))  # policy ("": as asked for), identity
 
 
@@ -134,32 +138,36 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     pairs = _pairs(args.points)
-    names = [name for given in args.workload for name in given.split(",") if name]
+    names = list(dict.fromkeys(name for given in args.workload for name in words(given)))
     if not names and not args.trace:
         raise UsageError("give --workload or --trace")
-    if args.sessions is not None and args.sessions < 1:
-        raise UsageError(f"--sessions must be at least 1, not {args.sessions}")
-    Runtime(args.policy.split(":")[0].split("+")[0].split("-")[0])
+    check_sessions(args.sessions)
+    spec = parse_spec(args.policy)
+    if spec.name not in POLICIES or spec.name == "lru":
+        raise UsageError(f"--policy: one that looks at identity, such as scout, not {args.policy!r}")
+    Runtime(spec.name, spec.config)
+    paths = traces.distinct(args.trace)
+    sources = [("workload", name) for name in names] + [("trace", path) for path in paths]
+    places = [(source, c) for source in sources for c in dict.fromkeys(c for c, _ in pairs)]
+    workloads = {place: _workload(*place[0], args.seed, args.sessions, place[1]) for place in places}
     results = Results(
         "identity",
         args.argv,
         args.json,
         seed=args.seed,
         identity=("workload", "trace", "policy", "identity", "capacity_tokens", "concurrency"),
+        settings=traces.digests(paths),
     )
-    sources = [("workload", name) for name in names] + [("trace", path) for path in args.trace]
     points = []
-    for kind, name in sources:
-        for concurrency in dict.fromkeys(c for c, _ in pairs):
-            workload = _workload(kind, name, args.seed, args.sessions, concurrency)
-            label = {kind: name if kind == "workload" else Path(name).name}
-            point = {**label, "concurrency": concurrency, "policy": None, "identity": "inferred"}
-            points.append(point)
-            if not results.has(point):
-                results.add({**point, **measure(play(workload, concurrency))})
-                progress(f"{name} C={concurrency}: identified")
-            for factor in (f for c, f in pairs if c == concurrency and not args.no_cost):
-                points += _cost(results, workload, label, args.policy, concurrency, factor)
+    for ((kind, name), concurrency), workload in workloads.items():
+        label = {kind: name if kind == "workload" else Path(name).name}
+        point = {**label, "concurrency": concurrency, "policy": None, "identity": "inferred"}
+        points.append(point)
+        if not results.has(point):
+            results.add({**point, **measure(play(workload, concurrency))})
+            progress(f"{name} C={concurrency}: identified")
+        for factor in (f for c, f in pairs if c == concurrency and not args.no_cost):
+            points += _cost(results, workload, label, args.policy, concurrency, factor)
     results.finish(points)
     print(report(results.points))
     return 0
@@ -230,19 +238,26 @@ def _calls(workload: Workload) -> Iterator[tuple[str, tuple[str, Call]]]:
 
 def _workload(kind: str, name: str, seed: int, sessions: int | None, concurrency: int) -> Workload:
     if kind == "trace":
-        return read_trace(name, seed=seed, max_sessions=sessions)
+        return _trace(name, seed, sessions)
     return make(name, seed=seed, concurrency=concurrency, sessions=sessions)
+
+
+@lru_cache(maxsize=1)  # at every concurrency the same
+def _trace(path: str, seed: int, sessions: int | None) -> Workload:
+    return traces.read(path, seed=seed, max_sessions=sessions)
 
 
 def _pairs(text: str) -> list[tuple[int, float]]:
     pairs = []
     for word in text.split(","):
-        concurrency, _, factor = word.partition(":")
+        concurrency, _, factor = word.strip().partition(":")
         try:
-            pair = int(concurrency), float(factor)
+            pair = whole(concurrency) or 0, float(factor)
         except ValueError:
             raise UsageError(f"--points: {word!r} is not CONCURRENCY:CAPACITY, e.g. 4:2") from None
-        if pair[0] < 1 or not pair[1] > 0:
-            raise UsageError(f"--points: {word!r}: both must be positive")
+        if not 1 <= pair[0] <= MAX_CONCURRENCY or not 0 < pair[1] <= MAX_FACTOR:
+            raise UsageError(
+                f"--points: {word!r}: a concurrency in 1..{MAX_CONCURRENCY} and a capacity in F up to {MAX_FACTOR:g}"
+            )
         pairs.append(pair)
-    return pairs
+    return list(dict.fromkeys(pairs))

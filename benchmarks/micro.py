@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Results, UsageError, progress, read, table
+from benchmarks.results import Results, UsageError, check_writable, progress, read, table, whole, words
 from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tag, Tick
 from radix_policy.eviction import POLICIES
 from radix_policy.prompts import TokenPrompt
@@ -50,13 +50,17 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables, write the file."""
     leaves = _leaf_counts(args.leaves)
-    policies = [p.strip() for p in args.policies.split(",") if p.strip()]
+    policies = words(args.policies)
+    if not policies:
+        raise UsageError("--policies names none")
     for policy in policies:
         if policy not in POLICIES:
             raise UsageError(f"--policies: unknown policy {policy!r}; known: {', '.join(sorted(POLICIES))}")
     if not 1 <= args.repeats <= 1000:
         raise UsageError("--repeats must be in 1..1000")
-    _forget(args.json)
+    if args.json is not None:
+        check_writable(args.json)
+        _forget(args.json)
     results = Results("micro", args.argv, args.json, identity=("op", "core", "policy", "leaves", "identity", "part"))
     begin = time.perf_counter()
     for point in core_points(policies, leaves, args.repeats):
@@ -104,20 +108,17 @@ def _engine(
     return "\n".join(skipped)
 
 
-def _forget(path: str | None) -> None:
+def _forget(path: str) -> None:
     """Drop an earlier result: figures of two runs cannot be compared, so nothing is ever added to one."""
-    if path is not None and Path(path).exists():
+    if Path(path).exists():
         if read(path).get("kind") != "micro":
             raise UsageError(f"{path}: holds the results of another command")
         Path(path).unlink()
 
 
 def _leaf_counts(text: str) -> list[int]:
-    try:
-        counts = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        counts = []
-    if not counts or counts[0] < 500 or counts[-1] > 200_000:
+    counts = sorted({whole(part) or 0 for part in text.split(",")})
+    if counts[0] < 500 or counts[-1] > 200_000:
         raise UsageError(f"--leaves: whole numbers in 500..200000, separated by commas, not {text!r}")
     return counts
 

@@ -2,8 +2,10 @@
 
     {"kind", "command", "date", "seed", "versions", "machine", "complete", "points": [...], ...}
 
-`command` is what made the file, without the options that do not change the figures (`--json`, `--jobs`); a second run
-of the same command finds the points that are already there and adds the missing ones.
+`command` is what made the file, without the options that do not change the figures (`--json`, `--jobs`) or must not be
+told (`--api-key`); a second run of the same command finds the points that are already there and adds the missing ones.
+`date`, `versions` and `machine` are the last run's; where other versions measured points before it, `earlier` holds
+theirs, oldest first, each with its number of `points`.
 """
 
 import json
@@ -20,7 +22,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("sglang-scout", "numpy", "sglang", "torch", "transformers")
-NEUTRAL = ("--json", "--jobs", "--report")  # options with one value that do not change a figure
+NEUTRAL = ("--json", "--jobs", "--report", "--api-key")  # options with one value that do not change a figure
+MAX_SESSIONS = 1_000_000
+# What every point of a kind must have for its tables and reports.
+_SERVED = ("policy", "capacity_tokens", "concurrency", "calls", "hit_rate", "computed_prefill_tokens", "ttft_ms")
+REQUIRED = {
+    "simulate": ("policy", "capacity_tokens", "concurrency", "hit_rate", "unserved_requests"),
+    **dict.fromkeys(("replay", "compare", "demo"), _SERVED),
+}
+NUMBERS = (
+    *("capacity_tokens", "concurrency", "calls", "hit_rate", "prompt_tokens", "cached_tokens"),
+    *("computed_prefill_tokens", "unserved_requests"),
+)
 
 
 class UsageError(ValueError):
@@ -76,7 +89,36 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UsageError(f"{path}: not JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("points"), list):
         raise UsageError(f"{path}: JSON, but no result file (no list `points`)")
+    check_points(path, document["points"], REQUIRED.get(str(document.get("kind")), ()))
     return document
+
+
+def check_points(path: str | os.PathLike[str], points: Sequence[Any], required: Sequence[str]) -> None:
+    """UsageError when one of the points in a file cannot be used."""
+    for number, point in enumerate(points, 1):
+        if not isinstance(point, dict):
+            raise UsageError(f"{path}: point {number} is no object")
+        for name in required:
+            if name not in point:
+                raise UsageError(f"{path}: point {number} has no {name!r}")
+        for name in NUMBERS:
+            if not isinstance(point.get(name, 0), int | float):
+                raise UsageError(f"{path}: point {number}: {name!r} must be a number, not {point[name]!r}")
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """UsageError when a file could not be written there: found now, not after hours of work."""
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{path}: not a regular file")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise UsageError(f"{path}: cannot be written")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -125,12 +167,28 @@ class Results:
             "complete": False,
             "points": [],
         }
-        if path is not None and Path(path).exists():
-            old = read(path)
-            if old.get("command") != self.document["command"]:
-                raise UsageError(f"{path}: holds the results of another command: {old.get('command')}")
-            self.document["points"] = old["points"]
+        if path is not None:
+            check_writable(path)
+            if Path(path).exists():
+                self._go_on(path, read(path))
         self._done = {self._key(point) for point in self.document["points"]}
+
+    def _go_on(self, path: str | os.PathLike[str], old: dict[str, Any]) -> None:
+        """Take the points of an earlier run of the command, and keep what measured them."""
+        if old.get("command") != self.document["command"]:
+            raise UsageError(f"{path}: holds the results of another command: {old.get('command')}")
+        for name, digest in _traces(self.document).items():
+            if _traces(old).get(name, digest) != digest:
+                raise UsageError(f"{path}: trace {name} is not the file that it was when these results were begun")
+        self.document["points"] = old["points"]
+        earlier = [entry for entry in old.get("earlier") or () if isinstance(entry, dict)]
+        number = len(old["points"]) - sum(entry.get("points", 0) for entry in earlier)
+        if number > 0 and old.get("versions") != self.document["versions"]:
+            commit = (old.get("versions") or {}).get("commit", "another version")
+            progress(f"{path}: keeps {number} points that were measured at commit {commit} on {old.get('date')}")
+            earlier.append({name: old.get(name) for name in ("date", "versions", "machine")} | {"points": number})
+        if earlier:
+            self.document["earlier"] = earlier
 
     @property
     def points(self) -> list[dict[str, Any]]:
@@ -162,6 +220,29 @@ class Results:
 
     def _key(self, point: Mapping[str, Any]) -> str:
         return json.dumps([point.get(name) for name in self._identity])
+
+
+def _traces(document: Mapping[str, Any]) -> dict[str, str]:
+    settings = document.get("settings")
+    found = settings.get("traces") if isinstance(settings, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def whole(text: str) -> int | None:
+    """The whole number that the text is, in plain digits and of a sane length; None when it is none."""
+    word = text.strip()
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= 18 else None
+
+
+def check_sessions(number: int | None) -> None:
+    """UsageError when `--sessions` is out of range."""
+    if number is not None and not 1 <= number <= MAX_SESSIONS:
+        raise UsageError(f"--sessions must be in 1..{MAX_SESSIONS:,}, not {number}")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

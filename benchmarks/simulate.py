@@ -12,14 +12,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import traces
 from benchmarks.pool import Stopped, spread, status_of
-from benchmarks.results import Results, UsageError, progress, table
+from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
+from radix_policy.config import ConfigError
 from radix_policy.eviction import POLICIES
 from radix_policy.runtime import Runtime
 from radix_policy.simulator import IDENTITIES, SERVICES, Study, known_policies, parse_spec
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.run import INFORMED, ORACLES, PINNED, require_law
-from radix_policy.workloads import Workload, make, read_trace
+from radix_policy.workloads import Workload, make
 
 # The frozen grid of the evaluation: concurrency -> capacities in F
 GRID_WORKLOADS = ("pipeline", "debate", "selector", "random")
@@ -119,8 +121,9 @@ def run(args: argparse.Namespace) -> int:
         args.json,
         seed=args.seed,
         identity=(*names, "policy", "capacity_tokens", "concurrency"),
-        settings=settings._asdict(),
+        settings=settings._asdict() | traces.digests(args.trace or ()),
     )
+    _check(args.json, results.points)
     todo = [point for point in points if not results.has(point.key())]
     if len(todo) < len(points):
         progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
@@ -151,12 +154,12 @@ def plan(args: argparse.Namespace) -> tuple[Settings, list[Point]]:
         ("--page-size", args.page_size, 1),
         ("--chunk", args.chunk, 0),
         ("--jobs", args.jobs, 1),
-        ("--sessions", args.sessions if args.sessions is not None else 1, 1),
     ):
         if value < low:
             raise UsageError(f"{option} must be at least {low}, not {value}")
+    check_sessions(args.sessions)
     settings = Settings(args.identity, args.service, args.page_size, args.chunk)
-    policies = [p.strip() for p in args.policies.split(",") if p.strip()]
+    policies = words(args.policies)
     if not policies:
         raise UsageError("--policies names none")
     for policy in policies:
@@ -211,6 +214,15 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]], settings: S
         rows = [[policy, _Percent(share)] for policy, share in closed.items()]
         blocks.append("share of the gap from lru to opt that is closed, %\n" + table(["policy", "all points"], rows))
     return "\n\n".join(blocks)
+
+
+def _check(path: str | None, found: Sequence[dict[str, Any]]) -> None:
+    """UsageError when the file holds a policy that this version does not know."""
+    for p in found:
+        try:
+            parse_spec(str(p["policy"]))
+        except ConfigError as error:
+            raise UsageError(f"{path}: {error}") from None
 
 
 def _torn(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -302,7 +314,7 @@ def _workload(source: Source, concurrency: int) -> Workload:
 @lru_cache(maxsize=8)
 def _made(source: Source, many: bool) -> Workload:
     if source.trace is not None:
-        return read_trace(source.trace, seed=source.seed, half=source.half, max_sessions=source.sessions)
+        return traces.read(source.trace, seed=source.seed, half=source.half, max_sessions=source.sessions)
     return make(str(source.workload), seed=source.seed, concurrency=64 if many else None, sessions=source.sessions)
 
 
@@ -313,41 +325,40 @@ def _sources(args: argparse.Namespace) -> list[Source]:
     if args.half is not None and not args.trace:
         raise UsageError("--half is for --trace")
     if args.trace:
-        for path in args.trace:
-            if not Path(path).is_file():
-                raise UsageError(f"{path}: no such file")
-        return [Source(None, path, args.seed, args.sessions, args.half) for path in args.trace]
-    names = GRID_WORKLOADS if args.grid else [w.strip() for w in args.workload.split(",") if w.strip()]
+        return [Source(None, path, args.seed, args.sessions, args.half) for path in traces.distinct(args.trace)]
+    names = GRID_WORKLOADS if args.grid else words(args.workload)
     if not names:
         raise UsageError("--workload names none")
     return [Source(name, None, args.seed, args.sessions, None) for name in names]
 
 
 def _pairs(args: argparse.Namespace) -> list[tuple[int, str]]:
-    if (args.grid or args.points) and (args.capacity or args.concurrency):
+    if (args.grid or args.points is not None) and not (args.capacity is args.concurrency is None):
         raise UsageError("--grid and --points stand for --capacity and --concurrency: give one or the other")
-    if args.points:
+    if args.points is not None:
         pairs = [part.strip().split(":") for part in args.points.split(",") if part.strip()]
         if not pairs or any(len(pair) != 2 for pair in pairs):
             raise UsageError(f"--points: CONCURRENCY:CAPACITY pairs, comma separated, not {args.points!r}")
-        return [(_slots(c, "--points"), n) for c, n in pairs]
+        return list(dict.fromkeys((_slots(c, "--points"), n.strip()) for c, n in pairs))
     if args.grid:
         return [(c, f"{f:g}F") for c, fs in GRID.items() for f in fs]
-    slots = [_slots(c, "--concurrency") for c in (args.concurrency or "4").split(",")]
-    return [(c, n.strip()) for c in slots for n in (args.capacity or "4F").split(",")]
+    slots = [_slots(c, "--concurrency") for c in ("4" if args.concurrency is None else args.concurrency).split(",")]
+    capacities = ("4F" if args.capacity is None else args.capacity).split(",")
+    return list(dict.fromkeys((c, n.strip()) for c in slots for n in capacities))
 
 
 def _slots(text: str, option: str) -> int:
-    if not text.strip().isdigit() or not 1 <= int(text) <= MAX_CONCURRENCY:
+    number = whole(text)
+    if number is None or not 1 <= number <= MAX_CONCURRENCY:
         raise UsageError(f"{option}: concurrency is a whole number in 1..{MAX_CONCURRENCY}, not {text.strip()!r}")
-    return int(text)
+    return number
 
 
 def _tokens(text: str, largest: int) -> int:
     """Tokens of a capacity like 4096, 4096t or 1.5F."""
     unit = largest if text.endswith("F") else 1
     try:
-        tokens = int(float(text.rstrip("Ft")) * unit)
+        tokens = int(float(text[:-1] if text.endswith(("F", "t")) else text) * unit)
     except (ValueError, OverflowError):
         tokens = 0
     if tokens < 1:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import traces
 from benchmarks.agents import LiveSession, TextWorkload, live_sessions
-from benchmarks.results import UsageError
-from radix_policy.workloads import Call, SessionScript, Workload, WorkloadError, make, read_trace
+from benchmarks.results import UsageError, check_sessions, whole
+from radix_policy.workloads import Call, SessionScript, Workload, WorkloadError, make
 
 # Token ids that every model has, whatever its vocabulary: the same requests then go to any server.
 VOCABULARY, RESERVED = 2000, 16
@@ -65,10 +66,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check_options(args: argparse.Namespace) -> None:
     """UsageError on a number out of range."""
-    for name, low in (("sessions", 1), ("max_calls", 1)):
-        value = getattr(args, name)
-        if value is not None and value < low:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {low}, not {value}")
+    check_sessions(args.sessions)
+    if args.max_calls is not None and args.max_calls < 1:
+        raise UsageError(f"--max-calls must be at least 1, not {args.max_calls}")
     if not 0 <= args.time_scale <= 1000:
         raise UsageError(f"--time-scale must be in [0, 1000], not {args.time_scale:g}")
 
@@ -86,13 +86,10 @@ def parse_tags(text: str) -> frozenset[str]:
 
 def parse_concurrency(text: str, option: str = "--concurrency") -> list[int]:
     """Whole numbers of slots, separated by commas."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1 or max(found) > MAX_CONCURRENCY:
+    found = [whole(part) or 0 for part in text.split(",")]
+    if min(found) < 1 or max(found) > MAX_CONCURRENCY:
         raise UsageError(f"{option}: whole numbers in 1..{MAX_CONCURRENCY}, separated by commas, not {text!r}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def needs_tokenizer(args: argparse.Namespace) -> bool:
@@ -107,9 +104,8 @@ def load(args: argparse.Namespace, concurrency: int, tokenizer: str | None = Non
     """
     check_options(args)
     if args.trace is not None:
-        if not Path(args.trace).is_file():
-            raise UsageError(f"{args.trace}: no such file")
-        workload = read_trace(args.trace, seed=args.seed, max_sessions=args.sessions, max_calls=args.max_calls)
+        traces.distinct([args.trace])
+        workload = traces.read(args.trace, seed=args.seed, max_sessions=args.sessions, max_calls=args.max_calls)
         return from_workload(workload, {"trace": Path(args.trace).name})
     if needs_tokenizer(args):
         text = TextWorkload(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pool import Stopped, status_of
-from benchmarks.results import UsageError, canonical_command, progress
+from benchmarks.results import UsageError, canonical_command, check_writable, progress, words
 from benchmarks.study_cost import POLICIES as COST_POLICIES
 from benchmarks.study_cost import measure_cost
 from benchmarks.study_foresight import POLICIES as FORESIGHT_POLICIES
@@ -56,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
     traces = _traces(args.traces)
     store = Store(folder, canonical_command("study", ["--quick"] if args.quick else []), args.quick)
     store.load(PARTS)
+    if args.render and not store.headers:
+        raise UsageError(f"{folder}: no result files of the study")
+    if not args.render:
+        check_writable(folder / f"{parts[0]}.json")
+    check_writable(markdown)
     order = {point: i for i, point in enumerate(p for part in PARTS for p in plan.points(part))}
     if not args.render:
         if store.stale:
@@ -119,7 +124,7 @@ def _run(
 def _parts(text: str | None) -> list[str]:
     if text is None:
         return list(PARTS)
-    asked = [word.strip() for word in text.split(",") if word.strip()]
+    asked = words(text)
     unknown = [word for word in asked if word not in PARTS]
     if unknown or not asked:
         raise UsageError(f"--only: parts are {', '.join(PARTS)}, not {text!r}")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from benchmarks.pool import spread
 from benchmarks.results import progress
 from benchmarks.study_plan import CURVE_STEP, Point
+from benchmarks.traces import read
 from radix_policy.simulator import Outcome, Study
-from radix_policy.workloads import Workload, make, read_trace
+from radix_policy.workloads import Workload, make
 
 SAY_EVERY = 5.0  # seconds between two lines of progress
 _CALLS = {"coding": 8.0, "tau": 3.4, "ag2": 2.1, "magentic": 1.0, "swe": 0.5, "chat.jsonl.gz": 5.0}  # by trace
@@ -69,7 +70,7 @@ def workload(
     """The sessions of a place; `many`: at concurrency 64 a generated workload has more of them."""
     if source.endswith(".gz"):
         assert traces is not None
-        return read_trace(traces / source, seed=seed, half=half, max_sessions=sessions)
+        return read(traces / source, seed=seed, half=half, max_sessions=sessions)
     return make(source, seed=seed, concurrency=64 if many else None, sessions=sessions)
 
 

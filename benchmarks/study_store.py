@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import radix_policy
-from benchmarks.results import UsageError, machine, versions
+from benchmarks.results import UsageError, check_points, machine, versions
 from benchmarks.study_plan import SEEDS, Point, point_of
 from radix_policy.eviction import POLICIES
 from radix_policy.simulator.run import INFORMED, ORACLES, PINNED, parse_spec
 
+_NEEDED = ("policy", "prompt_tokens", "cached_tokens")
 _ROOT = Path(radix_policy.__file__).parent
 _CUT = "eviction/__init__.py"  # imports every policy
 _NAMES = "simulator/run.py"  # imports policies by name
@@ -155,12 +156,16 @@ class Store:
             if not path.exists():
                 continue
             document = _read(path)
-            if document.get("quick") != self._common["quick"] or not isinstance(document.get("points"), list):
-                continue
+            if document.get("quick") != self._common["quick"]:
+                raise UsageError(f"{path}: results of a study {'without' if self._common['quick'] else 'with'} --quick")
             code, old = document.get("code") or {}, document.pop("points")
             self.headers[part] = document
-            for given in old:
-                point = point_of(given)
+            for number, given in enumerate(old, 1):
+                try:
+                    point = point_of(given)
+                    hash(point)
+                except (KeyError, TypeError) as error:
+                    raise UsageError(f"{path}: point {number} is not one of the study ({error})") from None
                 name = parse_name(point.policy)
                 if name is not None and code.get(name) == self.code(name):
                     self.points[point] = given
@@ -241,6 +246,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read ({error})") from None
     if not isinstance(document, dict) or document.get("kind") != "study":
         raise UsageError(f"{path}: no result file of the study")
+    if not isinstance(document.get("points"), list):
+        raise UsageError(f"{path}: no list `points`")
+    check_points(path, document["points"], _NEEDED)
+    for name, kind in (("code", dict), ("figures", dict), ("cpu_seconds", int | float)):
+        if not isinstance(document.get(name, kind() if kind is dict else 0), kind):
+            raise UsageError(f"{path}: {name!r} cannot be used")
     return document
 
 

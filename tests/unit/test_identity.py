@@ -207,5 +207,8 @@ def test_the_identity_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     assert "selector" in text and "scrambled" in text
     assert main(argv) == 0  # everything is there already
-    for bad in (["identity"], ["identity", "--workload", "selector", "--points", "4"]):
-        assert main(bad) == 2
+    capsys.readouterr()
+    more = (["--points", "4"], ["--points", "4:inf"], ["--policy", "lru"], ["--policy", "scout:x=1"])
+    for bad in ([], *(["--workload", "selector", *words] for words in more)):
+        assert main(["identity", *bad]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1

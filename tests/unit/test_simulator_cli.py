@@ -106,6 +106,63 @@ def test_another_command_does_not_overwrite(capsys: pytest.CaptureFixture[str], 
     assert target.read_text() == before
 
 
+def test_points_of_other_versions_are_kept_and_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out.json"
+    words = [*SMALL, "--policies", "lru,fifo", "--json", str(target)]
+    monkeypatch.setattr(results, "versions", lambda: {"commit": "first"})
+    assert ran(capsys, *words)[0] == 0
+    document = json.loads(target.read_text())
+    target.write_text(json.dumps({**document, "points": document["points"][:1]}))
+    for commit in ("second", "second", "third"):
+        monkeypatch.setattr(results, "versions", lambda commit=commit: {"commit": commit})
+        status, _, err = ran(capsys, *words)
+        assert status == 0
+    assert f"{target}: keeps 1 points that were measured at commit second on " in err
+    found = json.loads(target.read_text())
+    assert found["versions"] == {"commit": "third"} and len(found["points"]) == 2
+    assert [(e["versions"]["commit"], e["points"]) for e in found["earlier"]] == [("first", 1), ("second", 1)]
+    assert found["earlier"][0]["date"] == document["date"]
+
+
+def trace(path: Path, *rows: dict[str, Any], text: str | None = None) -> Path:
+    call = {"session": 0, "step": 0, "agent": "a", "t": None, "blocks_rle": [[1, 3]], "block_size": 4}
+    call |= {"input_len": 10, "output_len": 3}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text or "".join(json.dumps(call | row) + "\n" for row in rows))
+    return path
+
+
+def test_a_trace_is_known_by_its_content(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target, path = tmp_path / "out.json", trace(tmp_path / "a" / "x.jsonl", {}, {"step": 1})
+    words = ["simulate", "--policies", "lru", "--trace", str(path)]
+    for _ in range(2):
+        assert ran(capsys, *words, "--json", str(target))[0] == 0
+    other = trace(tmp_path / "b" / "x.jsonl", {})
+    for command in (words, ["identity", "--trace", str(path)]):
+        status, _, err = ran(capsys, *command, "--trace", str(other))
+        assert status == 2 and "two traces of the same name" in err and len(err.splitlines()) == 1
+    trace(path, {}, {"step": 2})
+    status, _, err = ran(capsys, *words, "--json", str(target))
+    assert status == 2 and "trace x.jsonl is not the file" in err and str(target) in err
+
+
+@pytest.mark.parametrize("row", [{"output_len": 1 << 62}, {"t": 10**400}, {"session": "\ud800"}, {}])
+def test_a_trace_out_of_range_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, row: dict[str, Any]
+) -> None:
+    path = trace(tmp_path / "x.jsonl", {}, row, text=None if row else "[" * 100_000)
+    status, _, err = ran(capsys, "simulate", "--policies", "lru", "--trace", str(path))
+    assert status == 2 and str(path) in err and len(err.splitlines()) == 1
+
+
+def test_what_is_asked_for_twice_is_run_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--policies", "lru,lru", "--capacity", "4F,4F", "--workload", "selector,selector"]
+    status, _, err = ran(capsys, *words)
+    assert status == 0 and "[1/1]" in err
+
+
 def test_two_processes_give_the_same_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = []
     for jobs in ("1", "2"):
@@ -157,6 +214,14 @@ def test_requests_that_fit_nowhere_are_told(capsys: pytest.CaptureFixture[str]) 
         (["--workload", "selector", "--policies", ","], "--policies names none"),
         (["--workload", ",", "--policies", "lru"], "--workload names none"),
         (["--workload", "selector", "--policies", "lru", "--capacity", "0F"], "capacity"),
+        (["--workload", "selector", "--policies", "lru", "--capacity", "4FF"], "capacity"),
+        (["--workload", "selector", "--policies", "lru", "--capacity="], "capacity"),
+        (["--workload", "selector", "--policies", "lru", "--concurrency", "²"], "--concurrency"),
+        (["--workload", "selector", "--policies", "lru", "--sessions", "1000001"], "--sessions"),
+        (["--workload", "selector", "--policies", "lru", "--js", "x"], "--js"),
+        (["--workload", "selector", "--policies", "lru", "--json", "/dev/null"], "/dev/null: not a regular file"),
+        (["--workload", "selector", "--policies", "lru", "--json", "/proc/x/y"], "/proc/x/y"),
+        (["--trace", "/tmp", "--policies", "lru"], "/tmp: not a file"),
         (["--workload", "selector", "--policies", "lru", "--capacity", "many"], "capacity"),
         (["--workload", "selector", "--policies", "lru", "--capacity", "nanF"], "capacity"),
         (["--workload", "selector", "--policies", "lru", "--capacity", "infF"], "capacity"),
@@ -184,10 +249,15 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: list[s
 
 def test_a_file_that_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    for content in ("{", "[]", '{"points": 3}'):
+    command = "python -m benchmarks simulate --workload selector --sessions 4 --seed 7 --policies lru"
+    point = {"workload": "selector", "policy": "lru", "capacity_tokens": 1, "concurrency": 4, "hit_rate": 0.5}
+    point["unserved_requests"] = 0
+    damaged = [None, "x", {k: v for k, v in point.items() if k != "hit_rate"}, {**point, "hit_rate": "much"}]
+    documents = [{"kind": "simulate", "command": command, "points": [p]} for p in (*damaged, {**point, "policy": "z"})]
+    for content in ("{", "[]", '{"points": 3}', *map(json.dumps, documents)):
         target.write_text(content)
         status, _, err = ran(capsys, *SMALL, "--policies", "lru", "--json", str(target))
-        assert status == 2 and str(target) in err and len(err.splitlines()) == 1
+        assert status == 2 and str(target) in err.splitlines()[-1] and "Traceback" not in err
         assert target.read_text() == content
 
 
@@ -272,10 +342,10 @@ def test_simulate_needs_no_engine() -> None:
 
 def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "x.json"
-    results.write(target, {"points": [1]})
+    results.write(target, {"points": [{"a": 1}]})
     with pytest.raises(TypeError):
         results.write(target, {"points": [object()]})
-    assert results.read(target) == {"points": [1]}
+    assert results.read(target) == {"points": [{"a": 1}]}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
@@ -286,7 +356,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_options_that_change_no_figure_are_left_out() -> None:
-    words = ["--json", "a b", "--jobs=2", "--seed", "1", "--report", "d"]
+    words = ["--json", "a b", "--jobs=2", "--seed", "1", "--report", "d", "--api-key", "secret", "--api-key=secret"]
     assert results.canonical_command("simulate", words) == "python -m benchmarks simulate --seed 1"
 
 

@@ -11,6 +11,7 @@ import pytest
 import radix_policy
 from benchmarks import study, study_run
 from benchmarks.__main__ import main
+from benchmarks.results import UsageError
 from benchmarks.study_cost import Tape, size_of
 from benchmarks.study_keys import keys, switches, variations
 from benchmarks.study_plan import ORDER, PARTS, TRACES, Place, Plan, Point, point_of
@@ -134,8 +135,8 @@ def test_points_of_other_code_are_left_behind(tmp_path: Path) -> None:
     other.load(PARTS)
     assert set(other.points) == {points[0]} and other.stale == 1
     quick = Store(tmp_path, "python -m benchmarks study", True)
-    quick.load(PARTS)
-    assert not quick.points
+    with pytest.raises(UsageError, match="without --quick"):
+        quick.load(PARTS)
 
 
 # ---- the command ----
@@ -214,6 +215,31 @@ def test_a_file_that_is_none_of_ours_is_refused(capsys: pytest.CaptureFixture[st
     (tmp_path / "grid.json").write_text("{}")
     status, _, err = ran(capsys, "--render", "--out", str(tmp_path))
     assert status == 2 and "no result file of the study" in err and len(err.splitlines()) == 1
+    for points in ("null", "[null]", '[{"x": 1}]', '[{"policy": "lru", "prompt_tokens": "a", "cached_tokens": 1}]'):
+        (tmp_path / "grid.json").write_text(f'{{"kind": "study", "quick": false, "points": {points}}}')
+        status, _, err = ran(capsys, "--render", "--out", str(tmp_path))
+        assert status == 2 and str(tmp_path / "grid.json") in err and len(err.splitlines()) == 1
+
+
+def test_quick_and_full_results_are_never_mixed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    part = tmp_path / "grid.json"
+    part.write_text('{"kind": "study", "quick": false, "points": []}')
+    for more in ([], ["--render"]):
+        status, _, err = ran(capsys, "--quick", *more, "--only", "others", "--out", str(tmp_path))
+        assert (status, err) == (2, f"python -m benchmarks study: {part}: results of a study without --quick\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.json"]
+
+
+def test_places_are_checked_before_anything_is_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_run, "measure", lambda *args: pytest.fail("was run"))
+    (tmp_path / "file").write_text("")
+    for words in (["--out", str(tmp_path / "file")], ["--out", str(tmp_path), "--markdown", str(tmp_path)]):
+        status, _, err = ran(capsys, "--quick", *words)
+        assert status == 2 and str(tmp_path) in err and len(err.splitlines()) == 1
+    status, _, err = ran(capsys, "--render", "--out", str(tmp_path))
+    assert status == 2 and "no result files of the study" in err and not (tmp_path / "RESULTS.md").exists()
 
 
 # ---- numbers ----
