@@ -7,7 +7,10 @@ SIGINT, SIGTERM or SIGHUP.
 """
 
 import argparse
+import contextlib
 import importlib
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -48,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words[0] if words and words[0] in COMMANDS else None
     if name is None:
         for command, text in COMMANDS.items():
+            if importlib.util.find_spec(f"benchmarks.{command}") is None:
+                continue
             sub.add_parser(command, help=text)
         parser.parse_args(words)
         raise AssertionError("unreachable: no command, and argparse did not stop")
@@ -62,11 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.argv = words[1:]
     try:
         with signals_raise():
-            return int(module.run(args))
+            status = int(module.run(args))
+            sys.stdout.flush()  # here, where a full disk or a reader that went away can still be told
+            return status
     except (UsageError, ConfigError, WorkloadError) as error:
         return _fail(name, str(error), 2)
     except (KeyboardInterrupt, Stopped) as stop:
         return _fail(name, str(stop) or "interrupted", status_of(stop))
+    except BrokenPipeError:
+        _drop_output()
+        return 141  # as a shell has it for SIGPIPE
+    except OSError as error:
+        _drop_output()
+        return _fail(name, f"{error.filename or 'output'}: {error.strerror or error}", 1)
+
+
+def _drop_output() -> None:
+    """What is still in the buffer cannot be written; Python would try again at its end and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: str, message: str, status: int) -> int:

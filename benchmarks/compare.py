@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import traces
 from benchmarks.client import ServerGone
 from benchmarks.measure import Options, PointResults, measure, run_stoppable
 from benchmarks.playback import Played, Progress, first_difference, read_journal, take
 from benchmarks.pool import Stopped, status_of
 from benchmarks.replay import describe, point_table, remarks
-from benchmarks.results import UsageError, progress, table
+from benchmarks.results import UsageError, check_writable, progress, table
 from benchmarks.sources import Source, add_options, load, parse_capacity, parse_concurrency, parse_tags
 from launch.command import UsageError as LaunchUsageError
 from launch.server import Server, ServerError, error_line
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(
         model_path=model,
         policies=tuple(policies),
-        capacities=tuple(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(",")),
+        capacities=tuple(dict.fromkeys(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(","))),
         concurrencies=tuple(concurrencies),
         options=options,
         extra_args=tuple(_words(args.server_args)),
@@ -110,7 +111,10 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         log_folder=Path(args.logs) if args.logs else None,
     )
-    results = PointResults("compare", args.argv, args.json, seed=args.seed, source=describe(source))
+    if args.report:
+        check_writable(Path(args.report) / "report.html")
+    settings = traces.digests([args.trace] if args.trace else [])
+    results = PointResults("compare", args.argv, args.json, seed=args.seed, source=describe(source), settings=settings)
     status = guarded("compare", lambda: compare(plan, source, results), results)
     if status:
         return status
@@ -150,6 +154,7 @@ def compare(plan: Plan, source: Source, results: PointResults) -> None:
         for n in plan.concurrencies
         for p in plan.policies
     ]
+    check([wanted for wanted in order if not results.has(wanted)], plan)
     for wanted in order:
         if results.has(wanted):
             progress(f"{wanted['policy']}, {wanted['capacity_tokens']} tokens: already in {results.path}")
@@ -157,6 +162,31 @@ def compare(plan: Plan, source: Source, results: PointResults) -> None:
             _one(plan, source, results, wanted)
     results.document["outputs"] = check_outputs(results, source)
     results.finish(order)
+
+
+def check(missing: Sequence[dict[str, Any]], plan: Plan) -> None:
+    """UsageError for whatever can be seen to be wrong with any server before the first one starts."""
+    for wanted in {point["policy"]: point for point in missing}.values():
+        _server(plan, wanted)
+    if missing and plan.log_folder is not None:
+        check_writable(plan.log_folder / "server.log")
+
+
+def _server(plan: Plan, wanted: dict[str, Any]) -> Server:
+    policy, capacity, concurrency = wanted["policy"], wanted["capacity_tokens"], wanted["concurrency"]
+    log = plan.log_folder / f"{policy}-{capacity}-c{concurrency}.log" if plan.log_folder is not None else None
+    try:
+        return Server(
+            plan.model_path,
+            policy,
+            policy_config=plan.policy_configs.get(policy),
+            max_total_tokens=capacity,
+            extra_args=plan.extra_args,
+            log_path=log,
+            port=plan.port,
+        )
+    except LaunchUsageError as error:
+        raise UsageError(str(error)) from None
 
 
 def time_spent(results: PointResults) -> dict[str, float]:
@@ -167,18 +197,9 @@ def time_spent(results: PointResults) -> dict[str, float]:
 
 def _one(plan: Plan, source: Source, results: PointResults, wanted: dict[str, Any]) -> None:
     policy, capacity, concurrency = wanted["policy"], wanted["capacity_tokens"], wanted["concurrency"]
-    log = plan.log_folder / f"{policy}-{capacity}-c{concurrency}.log" if plan.log_folder is not None else None
     progress(f"starting a server: {policy}, {capacity} tokens")
     try:
-        server = Server(
-            plan.model_path,
-            policy,
-            policy_config=plan.policy_configs.get(policy),
-            max_total_tokens=capacity,
-            extra_args=plan.extra_args,
-            log_path=log,
-            port=plan.port,
-        ).start()
+        server = _server(plan, wanted).start()
     except LaunchUsageError as error:
         raise UsageError(str(error)) from None
     except ServerError as error:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(
         model_path=model,
         policies=policies,
-        capacities=tuple(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(",")),
+        capacities=tuple(dict.fromkeys(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(","))),
         concurrencies=tuple(concurrencies),
         options=Options(
             concurrency=concurrencies[0],

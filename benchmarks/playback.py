@@ -12,12 +12,14 @@ import secrets
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from benchmarks.agents import LiveCall, LiveSession
 from benchmarks.client import Client
 from benchmarks.results import UsageError
+from benchmarks.results import progress as say
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Journal:
         if not path.exists():
             return
         records = read_journal(path)
+        if (lost := path.read_bytes().count(b"\n") - len(records)) > 0:
+            aside = next(p for n in count(1) if not (p := path.with_name(f"{path.name}.damaged{n}")).exists())
+            path.replace(aside)
+            say(f"{path}: line {len(records) + 1} is damaged, {lost} lines are not used; kept as {aside}")
         if not records or records[0] != header:
             return
         progress = self.progress
@@ -142,15 +148,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """The lines of a journal up to the first one that is not whole."""
     records = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     for line in text.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict):
+            if not isinstance(record, dict):
+                break
+            take(record, Progress())
+        except (ValueError, TypeError, RecursionError):
             break
         records.append(record)
     return records

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 from typing import Any
 
+from benchmarks import traces
 from benchmarks.client import SILENCE_TIMEOUT_S, ServerGone
 from benchmarks.measure import Options, PointResults, measure, model_of, run_stoppable
 from benchmarks.pool import Stopped, status_of
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     if needs_tokenizer(args) and tokenizer is None:
         tokenizer = asyncio.run(model_of(url, options))
     source = load(args, concurrency[0], tokenizer)
-    results = PointResults("replay", args.argv, args.json, seed=args.seed, source=describe(source))
+    settings = traces.digests([args.trace] if args.trace else [])
+    results = PointResults("replay", args.argv, args.json, seed=args.seed, source=describe(source), settings=settings)
     try:
         point = run_stoppable(lambda: measure(url, source, options, results))
     except ServerGone as error:
@@ -66,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     except Stopped as error:
         return _stopped(args, f"{error}; {_kept(results)}", status_of(error))
     results.finish()
+    if not point["calls"]:
+        return _stopped(args, f"no call was served; {'; '.join(point['refusals'])}", 1)
     print(point_table([point]))
     for line in remarks(point):
         print(line)

@@ -135,6 +135,9 @@ def write(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
             file.write("\n")
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner reads
         os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise UsageError(f"{path}: {error.strerror or error}") from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,5 +1,6 @@
 """The command that starts a server: checks of what the user gave, and CPU defaults for what they did not."""
 
+import importlib.util
 import json
 import os
 import re
@@ -148,6 +149,41 @@ def check_json(flag: str, text: str) -> None:
         raise UsageError(f"{flag} must be a JSON object such as {{}}, not {text.strip()[:40]}")
 
 
+def known_policies() -> list[str] | None:
+    """Cache policies that SGLang takes, ours among them; None when that cannot be told without importing it."""
+    from sglang_scout.config import NAMES
+
+    spec = importlib.util.find_spec("sglang")
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        try:
+            text = (Path(folder) / "srt/arg_groups/choices.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        if found := re.search(r"^RADIX_EVICTION_POLICY_CHOICES\b[^=\n]*=\s*\[([^\]]*)\]", text, re.MULTILINE):
+            return sorted({*re.findall(r"[\w-]+", found[1]), *NAMES})
+    return None
+
+
+def check_policy(policy: str, config: str | None, env: Mapping[str, str]) -> None:
+    """Raise UsageError for a policy that nobody knows, and for keys that ours do not take."""
+    from radix_policy.config import ConfigError
+    from sglang_scout.config import check, disabled
+
+    known = known_policies()
+    if known is not None and policy.lower() not in known:
+        raise UsageError(f"unknown policy {policy!r}; known: {', '.join(known)}")
+    try:
+        if not disabled(env):
+            check(policy, json.loads(config) if config is not None else None)
+    except ConfigError as error:
+        raise UsageError(f"policy {policy}: {error}") from error
+
+
+def is_whole(text: str) -> bool:
+    """Whether the text is a number in plain digits."""
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
 def free_port(host: str = HOST) -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:
@@ -171,7 +207,7 @@ def _cpu_env(arguments: Sequence[str], env: Mapping[str, str], model: str) -> di
     ranks = 1
     for names in (("--tp", "--tp-size", "--tensor-parallel-size"), ("--dp", "--dp-size", "--data-parallel-size")):
         value = flag_value(arguments, *names)
-        ranks *= int(value) if value and value.isdigit() else 1
+        ranks *= int(value) if value and is_whole(value) else 1
     if ranks > 1:
         # By default SGLang wants one NUMA node per rank; explicit core lists lift that.
         share = max(len(cores) // ranks, 1)
@@ -218,14 +254,19 @@ def build(
     config = flag_value(given, "--radix-eviction-policy-config")
     if config is not None:
         check_json("--policy-config", config)
+    chosen = flag_value(given, "--radix-eviction-policy")
+    if chosen is not None:
+        check_policy(chosen, config, inherited)
     model = flag_value(given, *_MODEL_FLAGS)
     if model is None and flag_value(given, "--config") is None:
         raise UsageError("--model-path is required")
     if model is not None:
+        if not model or model.startswith("--"):
+            raise UsageError("--model-path needs a value")
         check_model(model, inherited)
     host = flag_value(given, "--host") or HOST
     port_text = flag_value(given, "--port") or str(PORT)
-    if not port_text.isdigit() or not 0 < int(port_text) < 65536:
+    if not is_whole(port_text) or not 0 < int(port_text) < 65536:
         raise UsageError(f"--port must be a number from 1 to 65535, not {port_text}")
     check_port(host, int(port_text))
 

@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_scout import __version__, config, preflight
+from radix_policy.config import ConfigError
+from sglang_scout import __version__, config, headers, preflight
 
 _DISTRIBUTIONS = ("sglang", "torch", "numpy")
 _COLUMNS = ("key", "default", "allowed", "unit", "effect")
@@ -46,14 +47,24 @@ def examine() -> dict[str, Any]:
     if installed:
         _prepare()
         seams = [{"name": f.path, "problem": f.problem} for f in preflight.check()]
+    try:
+        headers.header_map(os.environ.get(headers.ENV, ""))
+        problem = None
+    except ConfigError as error:
+        problem = str(error)
     plugins = os.environ.get("SGLANG_PLUGINS", "")
     selected = not plugins or "scout" in [name.strip() for name in plugins.split(",")]
     return {
-        "ok": installed and selected and not config.disabled() and all(s["problem"] is None for s in seams),
+        "ok": installed
+        and selected
+        and not config.disabled()
+        and problem is None
+        and all(s["problem"] is None for s in seams),
         "versions": versions,
         "tested_with": list(preflight.TESTED),
         "disabled": config.disabled(),
         "selected": selected,
+        "headers": problem,
         "policies": list(config.NAMES),
         "seams": seams,
         "config": {name: [dict(zip(_COLUMNS, row)) for row in config.table(name)] for name in config.NAMES},
@@ -84,6 +95,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         out.append(f"{config.DISABLE} is set: the policies mean plain LRU")
     if not report["selected"]:
         out.append("SGLANG_PLUGINS leaves out `scout`: SGLang will not load the plug-in")
+    if report["headers"]:
+        out.append(report["headers"])
     bad = [seam for seam in report["seams"] if seam["problem"] is not None]
     out += ["", f"seams: {len(report['seams']) - len(bad)} of {len(report['seams'])} as expected"]
     out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]

@@ -160,6 +160,17 @@ def test_a_server_that_does_not_start_is_one_line(
     assert last == f"python -m benchmarks compare: {failure}"
 
 
+def test_every_server_is_checked_before_the_first_one_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    FakeServer.fail = {"scout": LaunchUsageError("unknown key 'nope'")}
+    assert compare("--policies", "lru,scout", "--max-total-tokens", "3000,3000") == 2
+    FakeServer.fail = {}
+    assert compare("--max-total-tokens", "3000", "--logs", "/proc/x") == 2
+    assert compare("--max-total-tokens", "3000", "--report", "/proc/x") == 2
+    assert not FakeServer.started
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "unknown key 'nope'" in lines[0] and "/proc/x" in lines[1] and "/proc/x" in lines[2]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -168,6 +179,7 @@ def test_a_server_that_does_not_start_is_one_line(
         (["--max-total-tokens", "4096", "--policies", "lru,lru"], "--policies"),
         (["--max-total-tokens", "4096", "--policies", ""], "--policies"),
         (["--max-total-tokens", "4096", "--concurrency", "x"], "--concurrency"),
+        (["--max-total-tokens", "4096", "--concurrency", "²"], "--concurrency"),
         (["--max-total-tokens", "4096", "--port", "0"], "--port"),
         (["--max-total-tokens", "4096", "--policy-config", "scout"], "--policy-config"),
         (["--max-total-tokens", "4096", "--policy-config", "lfu={}"], "--policy-config"),

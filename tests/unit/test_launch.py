@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
@@ -121,8 +123,8 @@ def test_cpu_defaults_only_where_nothing_was_given(model: Path) -> None:
 
 def test_on_a_gpu_only_the_policy_is_added(model: Path) -> None:
     given = ["--model-path", str(model), "--port", str(free_port()), "--tp", "2"]
-    made = build(given, policy="scout", policy_config='{"page": 1}', cpu=False, env=BARE)
-    added = ["--radix-eviction-policy", "scout", "--radix-eviction-policy-config", '{"page": 1}']
+    made = build(given, policy="scout", policy_config='{"tend": 2}', cpu=False, env=BARE)
+    added = ["--radix-eviction-policy", "scout", "--radix-eviction-policy-config", '{"tend": 2}']
     assert flags(made.argv) == [*given, *added]
     assert made.env == {}
 
@@ -194,12 +196,32 @@ def test_bad_input_is_one_line_and_exit_code_2(model: Path, tmp_path: Path) -> N
             "--port must be a number from 1 to 65535, not 99999": [*good[:2], "--port=99999"],
             "--policy-config is not valid JSON: Expecting": [*good, "--policy-config", "{x"],
             "--policy-config must be a JSON object such as {}, not [1]": [*good, "--policy-config", "[1]"],
+            "--port must be a number from 1 to 65535, not ²": [*good[:2], "--port", "²"],
+            "--model-path needs a value": ["--port", good[3], "--model-path"],
+            "unknown key 'nope'": [*good, "--dry-run", "--policy", "scout", "--policy-config", '{"nope": 1}'],
+            "got 7, allowed": [*good, "--dry-run", "--policy", "cachescout", "--policy-config", '{"tau": 7}'],
             "or its short form --policy, not both": [*good, "--policy", "lru", "--radix-eviction-policy", "lru"],
         }
         for expected, arguments in cases.items():
             done = launch(*arguments, SGLANG_USE_CPU_ENGINE="1")
             assert (done.returncode, done.stdout) == (2, ""), expected
             assert expected in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_an_unknown_policy_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = tmp_path / "sglang" / "srt" / "arg_groups" / "choices.py"
+    choices.parent.mkdir(parents=True)
+    choices.write_text('RADIX_EVICTION_POLICY_CHOICES = ["lru", "lfu"]\n')
+    (tmp_path / "sglang" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    found = importlib.machinery.PathFinder.find_spec("sglang", [str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    given = ["--model-path", str(model), "--port", str(free_port())]
+    with pytest.raises(UsageError, match="unknown policy 'mine'; known: cachescout, lfu, lru, scout"):
+        build(given, policy="mine", cpu=True, env=BARE)
+    assert build(given, policy="LRU", cpu=True, env=BARE)
+    assert build(given, policy="scout", policy_config='{"nope": 1}', cpu=True, env=BARE | {"SGLANG_SCOUT_DISABLE": "1"})
+    found.submodule_search_locations[:] = []
+    assert build(given, policy="mine", cpu=True, env=BARE), "another SGLang"
 
 
 def test_dry_run_starts_nothing(model: Path) -> None:

@@ -142,3 +142,13 @@ def test_only_commands_that_work_are_listed(capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit) as caught:
             cli.main(unknown)
         assert caught.value.code == 2
+
+
+def test_the_doctor_reads_the_headers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_prepare", lambda: None)
+    monkeypatch.setattr(preflight, "check", list)
+    monkeypatch.setenv("SGLANG_SCOUT_HEADERS", "{bad")
+    report = cli.examine()
+    assert not report["ok"] and "SGLANG_SCOUT_HEADERS: got '{bad'" in "\n".join(cli.lines(report))
+    monkeypatch.setenv("SGLANG_SCOUT_HEADERS", "default")
+    assert cli.examine()["headers"] is None

@@ -179,6 +179,13 @@ def test_calls_that_the_server_refuses_end_their_session_and_are_reported(
     assert "2 sessions were cut short" in capsys.readouterr().out
 
 
+def test_a_server_that_refuses_everything_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeSglang(longest=100) as fake:
+        assert replay(fake.url, "--sessions", "2") == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "no call was served" in err and len(err.splitlines()) == 1
+
+
 def test_incremental_streams_are_put_together() -> None:
     async def outputs(incremental: bool) -> tuple[int, ...]:
         with FakeSglang(incremental=incremental) as fake:
@@ -256,11 +263,32 @@ def test_a_journal_cut_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: Pat
     path.write_text(text[:-20])
     kept = Journal(path, {"a": 1}).progress
     assert len(kept.calls) == 3 and kept.ended == {0: None}
+    assert [p.name for p in tmp_path.iterdir()] == ["j.jsonl"]
     other = Journal(path, {"a": 2}).progress
     assert not other.calls and not other.ended
 
 
 # ---- figures ----
+
+
+@pytest.mark.parametrize("line", ["{x", "7", "[]", '{"ended": "x"}', '{"session": 0, "what": 1}'])
+def test_a_journal_damaged_in_its_middle_is_kept_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    path = tmp_path / "j.jsonl"
+    journal = Journal(path, {"a": 1})
+    journal.start()
+    for session in range(3):
+        journal.call(played(session, 0))
+        journal.end(session, None)
+    journal.close()
+    lines = path.read_text().splitlines()
+    text = "\n".join([*lines[:3], line, *lines[4:], ""])
+    path.write_text(text)
+    assert Journal(path, {"a": 1}).progress.ended == {0: None}
+    said = capsys.readouterr().err
+    assert "line 4 is damaged, 4 lines" in said and said.count("\n") == 1
+    assert (tmp_path / "j.jsonl.damaged1").read_text() == text
 
 
 def played(session: int, call: int, **more: Any) -> Played:
@@ -371,11 +399,14 @@ def test_a_bad_trace_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{bad}:1" in capsys.readouterr().err
 
 
-def test_something_that_is_not_sglang_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_something_that_is_not_sglang_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FakeSglang(api_key="secret") as fake:
         assert replay(fake.url, "--max-calls", "1") == 2
         assert "401" in capsys.readouterr().err
-        assert replay(fake.url, "--max-calls", "1", "--api-key", "secret") == 0
+        out = tmp_path / "out.json"
+        for given in (["--api-key", "secret"], ["--api-key=secret"]):
+            assert replay(fake.url, "--max-calls", "1", *given, "--json", str(out)) == 0
+        assert not [path for path in tmp_path.iterdir() if "secret" in path.read_text()]
         assert replay(fake.url + "/nothing/here", "--max-calls", "1") == 2
 
 

@@ -320,10 +320,26 @@ def test_no_worker_outlives_the_command(tmp_path: Path, numbers: list[signal.Sig
 
 def test_the_dispatcher(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ran(capsys, "--help")
-    assert status == 0 and all(name in out for name in ("simulate", "replay", "compare", "micro", "host", "report"))
+    assert status == 0 and all(name in out for name in ("simulate", "replay", "compare", "micro", "report"))
+    assert "host tier" not in out, "not part of this checkout"
     status, _, err = ran(capsys, "nothing")
     assert status == 2 and len(err.splitlines()) == 1
     assert ran(capsys)[0] == 2
+
+
+def test_output_that_cannot_be_written_is_no_traceback() -> None:
+    command = f"{sys.executable} -m benchmarks {' '.join(SMALL)} --policies lru"
+    for end in (" | true", " > /dev/full"):
+        done = subprocess.run(
+            ["bash", "-c", command + end + "; echo ${PIPESTATUS[0]} >&2"],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+        )
+        *lines, status = done.stderr.splitlines()
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr and status != "120"
+        if "full" in end:
+            assert status == "1" and "No space left" in lines[-1]
 
 
 def test_simulate_needs_no_engine() -> None:
