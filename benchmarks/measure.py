@@ -31,7 +31,6 @@ class PointResults(Results):
         super().__init__(name, argv, path, identity=IDENTITY, **extra)
         self.points[:] = [p for p in self.points if not p.get("partial")]
         self._done = {self._key(p) for p in self.points}
-        self.save()
 
     def show(self, point: Mapping[str, Any]) -> None:
         """Keep the point as it stands now, marked partial."""
@@ -126,6 +125,7 @@ async def measure(
             "largest": source.largest,
             "model": info.model_path,
         }
+        results.save()  # a journal without its result file would count for nothing
         journal = Journal(path, {**key, "sglang": info.version})
         had = len(journal.progress.ended)
         if had:

@@ -81,11 +81,13 @@ def canonical_command(name: str, argv: Sequence[str]) -> str:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The document in a result file; UsageError when it is no result file."""
+    if Path(path).is_fifo():
+        raise UsageError(f"{path}: not a regular file")
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("points"), list):
         raise UsageError(f"{path}: JSON, but no result file (no list `points`)")

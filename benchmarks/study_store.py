@@ -242,7 +242,7 @@ def parse_name(policy: str) -> str | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from None
     if not isinstance(document, dict) or document.get("kind") != "study":
         raise UsageError(f"{path}: no result file of the study")

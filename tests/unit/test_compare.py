@@ -160,9 +160,13 @@ def test_a_server_that_does_not_start_is_one_line(
     assert last == f"python -m benchmarks compare: {failure}"
 
 
-def test_every_server_is_checked_before_the_first_one_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_server_is_checked_before_the_first_one_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     FakeServer.fail = {"scout": LaunchUsageError("unknown key 'nope'")}
-    assert compare("--policies", "lru,scout", "--max-total-tokens", "3000,3000") == 2
+    out = tmp_path / "c.json"
+    assert compare("--policies", "lru,scout", "--max-total-tokens", "3000,3000", "--json", str(out)) == 2
+    assert not out.exists()
     FakeServer.fail = {}
     assert compare("--max-total-tokens", "3000", "--logs", "/proc/x") == 2
     assert compare("--max-total-tokens", "3000", "--report", "/proc/x") == 2
