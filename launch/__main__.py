@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import NoReturn
 
 from launch.command import UsageError, build
 from launch.server import Process, error_line, is_ready
@@ -23,8 +24,15 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m launch",
         allow_abbrev=False,
         usage="%(prog)s --model-path MODEL [--policy P] [--policy-config JSON] [--dry-run] [any SGLang flag]",

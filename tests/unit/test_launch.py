@@ -197,6 +197,7 @@ def test_bad_input_is_one_line_and_exit_code_2(model: Path, tmp_path: Path) -> N
             "--policy-config is not valid JSON: Expecting": [*good, "--policy-config", "{x"],
             "--policy-config must be a JSON object such as {}, not [1]": [*good, "--policy-config", "[1]"],
             "--port must be a number from 1 to 65535, not ²": [*good[:2], "--port", "²"],
+            "argument --policy: expected one argument": [*good, "--policy"],
             "--model-path needs a value": ["--port", good[3], "--model-path"],
             "unknown key 'nope'": [*good, "--dry-run", "--policy", "scout", "--policy-config", '{"nope": 1}'],
             "got 7, allowed": [*good, "--dry-run", "--policy", "cachescout", "--policy-config", '{"tau": 7}'],

@@ -58,7 +58,10 @@ def test_figures_of_two_runs_are_never_mixed(tmp_path: Path) -> None:
         (["--leaves", "10"], "--leaves"),
         (["--leaves", "a"], "--leaves"),
         (["--policies", "nonsense"], "unknown policy 'nonsense'"),
+        (["--policies", ","], "--policies names none"),
         (["--repeats", "0"], "--repeats"),
+        (["--json", "/proc/x"], "/proc/x"),
+        (["--json", "/dev/full"], "not a regular file"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
