@@ -20,13 +20,10 @@ sessions, new ones included, the chance that no visit comes:
 with lambda new sessions per second and G_new(j) the worth of a visit by one that starts now.
 
 Tables are rebuilt when a 32nd of all evidence is new, at the latest after `every` calls for each 8 live sessions, so
-that the cost per call stays. Between rebuilds only sessions that called move, and every `grain` of a cycle the clock:
-for all sessions whose c it changed by 2 %, and for Q. Sessions that have not called since a rebuild catch up with it a
-few at a time.
+that the cost per call stays. Between rebuilds only sessions that called move, and every `grain` of a cycle the clock.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
 
 _GROWTH = 32  # a rebuild waits for this part of all evidence to be new
 _FAINT = 0.15  # weight of the pair predictor that is not worth its cost
-_TOLERANCE = 0.02  # part of c by which time has to move it before it counts
 _MOST_DIRTY = 64  # sessions that moved and were not looked at yet
 
 
@@ -140,7 +136,6 @@ class HazardModel:
         self._stays = np.zeros(0)
         self._diagonal = np.arange(0)
         self._steps: dict[tuple[int, int], Steps] = {}
-        self._stale: deque[int] = deque()  # sessions, by id, that may not have been reviewed since the last rebuild
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
@@ -189,7 +184,7 @@ class HazardModel:
 
     def passing(self) -> list[object]:
         """State by live session."""
-        return [self._views, self._dirty, self.changed, self._stale, self._steps, self._free, self._reach]
+        return [self._views, self._dirty, self.changed, self._steps, self._free, self._reach]
 
     # ---- refresh ----
 
@@ -206,11 +201,11 @@ class HazardModel:
         if agents != self._agents or calls - self._built_at >= self._interval():
             self._now = now
             self._file_dirty()
-            grown = agents != self._agents
             self._rebuild(agents)
             self._built_at = calls
-            self._stale = deque(self._views)
-            self.sweep(len(self._views) if grown else None)
+            for session in world.sessions.live.values():
+                self._review(session)
+            self.sweep()
         elif self.swept_at + self.config.grain * world.gaps.cycle < now:
             self._now = now
             self._file_dirty()
@@ -220,25 +215,15 @@ class HazardModel:
             for view in self._file_dirty():
                 self._weigh_one(view)
 
-    def sweep(self, reviews: int | None = None) -> None:
-        """Time has passed for every session; `reviews`: sessions that are to catch up with the last rebuild."""
+    def sweep(self) -> None:
+        """Time has passed for every session."""
         self._now = self.swept_at = self.world.clock.seconds
-        self._catch_up(1 + len(self._views) // 32 if reviews is None else reviews)
         self._weigh()
         self.sweeps += 1
 
     def _interval(self) -> int:
         """Calls between two rebuilds: every call at first, when each one teaches much."""
         return max(1, min(self.world.calls // _GROWTH, self.config.every * max(1, len(self._views) // 8)))
-
-    def _catch_up(self, sessions: int) -> None:
-        """Review some of those that have not moved since the rebuild, so that its cost is spread over many calls."""
-        live, stale = self.world.sessions.live, self._stale
-        while stale and sessions > 0:
-            session = live.get(stale.popleft())
-            if session is not None and self._review(session):
-                self.changed[session.id] = None
-                sessions -= 1
 
     def _file_dirty(self) -> list[View]:
         """Take in the sessions that moved; returns their views."""
@@ -440,9 +425,8 @@ class HazardModel:
             self._c = (1.0 - end) * self.gamma
         values = self._c.tolist()
         for session, view in self._views.items():
-            if abs(values[view.slot] - view.factor) > _TOLERANCE * view.factor:
-                view.factor = values[view.slot]
-                self.changed[session] = None
+            view.factor = values[view.slot]
+            self.changed[session] = None
         self._combine()
 
     def _weigh_one(self, view: View) -> None:
