@@ -1,6 +1,11 @@
 """Options and markers of the whole suite: tests marked ``slow`` run only with ``--slow``."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how fast this machine draws examples is no test: the first draw of text builds a table that takes a second
+settings.register_profile("sglang-scout", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sglang-scout")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -183,6 +183,8 @@ def test_tokens_are_accounted_for(
     running: list[Run] = []
     for number, (prompt, output, steps) in enumerate(requests):
         run = Run(f"r{number}", prompt, (output,), sum(n for _, n in prompt), output[1])
+        if not engine.fits(run):
+            continue
         engine.arrive(run)
         while not engine.admit(run):
             assert running, "an empty engine must admit what fits"
