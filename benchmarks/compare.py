@@ -21,7 +21,7 @@ from benchmarks.playback import Played, Progress, first_difference, read_journal
 from benchmarks.pool import Stopped, status_of
 from benchmarks.replay import describe, point_table, remarks
 from benchmarks.results import UsageError, check_writable, progress, table
-from benchmarks.sources import Source, add_options, load, parse_capacity, parse_concurrency, parse_tags
+from benchmarks.sources import Source, add_options, load, parse_capacities, parse_concurrency, parse_tags
 from launch.command import UsageError as LaunchUsageError
 from launch.server import Server, ServerError, error_line
 from launch.tiny_model import cached as tiny_model
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(
         model_path=model,
         policies=tuple(policies),
-        capacities=tuple(dict.fromkeys(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(","))),
+        capacities=parse_capacities(args.max_total_tokens, source.largest),
         concurrencies=tuple(concurrencies),
         options=options,
         extra_args=tuple(_words(args.server_args)),

@@ -16,7 +16,7 @@ from benchmarks.compare import MODELS, Plan, compare, guarded, outputs_line, ren
 from benchmarks.measure import Options, PointResults
 from benchmarks.replay import describe
 from benchmarks.results import UsageError, canonical_command, progress, read
-from benchmarks.sources import TEXT, Source, load, parse_capacity, parse_concurrency, parse_tags
+from benchmarks.sources import TEXT, Source, load, parse_capacities, parse_concurrency, parse_tags
 from launch.tiny_model import cached as tiny_model
 
 RESULT = "demo.json"
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(
         model_path=model,
         policies=policies,
-        capacities=tuple(dict.fromkeys(parse_capacity(c, source.largest) for c in args.max_total_tokens.split(","))),
+        capacities=parse_capacities(args.max_total_tokens, source.largest),
         concurrencies=tuple(concurrencies),
         options=Options(
             concurrency=concurrencies[0],

@@ -194,6 +194,11 @@ def cut_calls(workload: Workload, limit: int | None) -> Workload:
     return replace(workload, sessions=tuple(kept))
 
 
+def parse_capacities(text: str, largest: int) -> tuple[int, ...]:
+    """Those of `--max-total-tokens`, separated by commas, each once."""
+    return tuple(dict.fromkeys(parse_capacity(word, largest) for word in text.split(",")))
+
+
 def parse_capacity(text: str, largest: int, option: str = "--max-total-tokens") -> int:
     """Tokens from `4096` or, in units of the largest single request, `2F` or `1.15F`."""
     word = text.strip()

@@ -112,18 +112,14 @@ class Tape:
         """CPU seconds of the same without a runtime."""
         nothing = _Nothing()
         methods = dict.fromkeys(_TOLD, nothing)
-        gc.collect()
-        gc.freeze()
-        began = time.process_time()
-        for name, args in self.calls:
-            method = methods.get(name)
-            if method is not None:
-                method(*args)
-            elif name == "next":
-                nothing.next()
-        seconds = time.process_time() - began
-        gc.unfreeze()
-        return seconds
+        with _cpu_seconds() as spent:
+            for name, args in self.calls:
+                method = methods.get(name)
+                if method is not None:
+                    method(*args)
+                elif name == "next":
+                    nothing.next()
+        return spent[0]
 
     def play(self, runtime: Runtime, root: int) -> float:
         """Repeat every call on a fresh runtime; CPU seconds. RuntimeError when it chooses another victim."""
@@ -131,34 +127,43 @@ class Tape:
         methods = {name: getattr(runtime, name) for name in _TOLD}
         context: Any = None
         drain: Any = None
-        gc.collect()
-        gc.freeze()  # or every collection would walk this tape
-        began = time.process_time()
-        for name, args in self.calls:
-            method = methods.get(name)
-            if method is not None:
-                method(*args)
-            elif name == "next":
-                node = drain.next()
-                if (None if node is None else node.id) != args[0]:
-                    raise RuntimeError(f"victim {node and node.id} instead of {args[0]}: the policy is not repeatable")
-            elif name == "evicting":
-                context = runtime.evicting()
-                drain = context.__enter__()
-            else:
-                context.__exit__(None, None, None)
-        seconds = time.process_time() - began
+        with _cpu_seconds() as spent:
+            for name, args in self.calls:
+                method = methods.get(name)
+                if method is not None:
+                    method(*args)
+                elif name == "next":
+                    node = drain.next()
+                    if (None if node is None else node.id) != args[0]:
+                        raise RuntimeError(
+                            f"victim {node and node.id} instead of {args[0]}: the policy is not repeatable"
+                        )
+                elif name == "evicting":
+                    context = runtime.evicting()
+                    drain = context.__enter__()
+                else:
+                    context.__exit__(None, None, None)
+        return spent[0]
+
+
+@contextmanager
+def _cpu_seconds() -> Iterator[list[float]]:
+    """Where the CPU seconds inside will stand; what exists before is hidden from the collector, which would walk it."""
+    spent: list[float] = []
+    gc.collect()
+    gc.freeze()
+    began = time.process_time()
+    try:
+        yield spent
+    finally:
+        spent.append(time.process_time() - began)
         gc.unfreeze()
-        return seconds
 
 
 class _Nothing:
-    id = None
-
     def __call__(self, *args: Any) -> None: ...
 
-    def next(self) -> "_Nothing":
-        return self
+    def next(self) -> None: ...
 
 
 class _Drain:

@@ -250,15 +250,10 @@ class Bridge:
 
     # ---- scores ----
 
-    def begin_call(self, leaves: Iterable[Any], kind: str | None) -> None:
-        """An eviction call begins on these nodes: score each once. Calls nest: a device call may need host room.
-
-        `kind`: what to count it as; None when the index chooses and nothing is to be scored.
-        """
+    def begin_call(self, leaves: Iterable[Any], kind: str) -> None:
+        """An eviction call begins on these nodes: score each once. Calls nest: a device call may need host room."""
         self._outer.append(self._scores)
         self._scores = None
-        if kind is None:
-            return
         self.counters[kind] += 1
         plain, self._plain = self._plain, False
         if plain or not self.live:

@@ -153,7 +153,6 @@ class ScoutTreeCore(UnifiedTreeCore):
             super().evict_device_start(component_type, request_cnt)
             return
         # SGLang's walk would score every leaf. It begins on none, and is handed one victim at a time by the index.
-        self.scout.begin_call((), None)
         leaves, self.evictable_device_leaves = self.evictable_device_leaves, set()
         try:
             super().evict_device_start(component_type, request_cnt)
@@ -179,14 +178,15 @@ class ScoutTreeCore(UnifiedTreeCore):
         if victim is not None or (self.scout.walking and self.evictable_device_leaves):
             self.scout.mistaken(victim)
         if not self.scout.walking:
-            self.scout.end_call()
             self.scout.begin_call(self.evictable_device_leaves, "rescued_calls")
             walk._evict_device_start(self._asked)
 
     def evict_device_end(self, component_type: Any) -> None:
         super().evict_device_end(component_type)
-        self.scout.end_walk()
-        self.scout.end_call()
+        if self.scout.walking:
+            self.scout.end_walk()
+        else:
+            self.scout.end_call()
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         self.scout.begin_call(self.evictable_host_leaves, "host_calls")
