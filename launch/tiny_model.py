@@ -19,15 +19,15 @@ limit. It wants float32.
 
 Size: 3 layers, width 512, 16 heads over 4 KV heads, 2,056 tokens; 97 MiB on disk, 3 KiB of KV per token.
 
-Measured with ``--measure`` (2026-11-30; 2 cores of an Intel Xeon with other jobs on them; SGLang 0.5.23, torch 2.13.0):
+Measured with ``--measure`` (2026-11-30; 2 cores of an Intel Xeon; SGLang 0.5.23, torch 2.13.0):
 
 - 5,120 greedy tokens, each computed three ways (nothing cached, all cached, 8 requests at once): 0 differ; smallest
   margin between the best two logits 1.12, median 1.77; largest difference of a log probability between the ways
   6.8e-5. Margin over noise: 16,000. 1,877 different tokens were written.
 - One wrong KV row in a context of 300 (another token's, in all layers): the largest change of a logit is 1.0e-3 at
   least, 3.9e-3 in the median, and 71 % of 80-token outputs change.
-- Time to the first token over HTTP, 300 tokens: miss 181 ms, hit 31 ms, ratio 5.9 (medians of 60 at a load of 3; the
-  best were 150 and 25 ms). Decode: 9 ms per token.
+- Time to the first token over HTTP, 300 tokens: miss 98 ms, hit 15 ms, ratio 6.4 (medians of 60; the best were 86 and
+  14 ms). Decode: 9 ms per token.
 """
 
 import argparse

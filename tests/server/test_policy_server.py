@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launch.command import HOST_TIER_MIN_FREE_GIB, available_memory_gib
+from launch.command import CPU_OVERLAP_ENV, HOST_TIER_MIN_FREE_GIB, available_memory_gib
 from launch.server import Server
 from launch.tiny_model import ORDINARY_TOKENS
 
@@ -29,7 +29,8 @@ pytestmark = [
 Generate = Callable[..., dict[str, Any]]
 LOGS = Path(__file__).parents[2] / "out" / "test-logs"
 POOL = 4096
-VERIFY = {"SGLANG_SCOUT_VERIFY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
+# With the overlap schedule, as on a GPU.
+VERIFY = {"SGLANG_SCOUT_VERIFY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1", CPU_OVERLAP_ENV: "1"}
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -346,8 +347,8 @@ def test_retraction_and_chunked_prefill(overlap: bool, start_server: Any, genera
     server = start_server(
         "scout",
         max_total_tokens=POOL,
-        extra_args=["--chunked-prefill-size", "128", *([] if overlap else ["--disable-overlap-schedule"])],
-        env={**VERIFY, "SGLANG_TEST_RETRACT": "1"},
+        extra_args=["--chunked-prefill-size", "128"],
+        env={**VERIFY, "SGLANG_TEST_RETRACT": "1", CPU_OVERLAP_ENV: str(int(overlap))},
     )
     drive(server, generate, threads=8, tokens=40)
     assert_sound(server)

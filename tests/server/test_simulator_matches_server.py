@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.agents.live import LiveCall, LiveSession, live_sessions
+from launch.command import CPU_OVERLAP_ENV
 from radix_policy.events import Tag, Tick
 from radix_policy.runtime import Runtime
 from radix_policy.simulator import Engine, Run, spans_of
@@ -53,8 +54,8 @@ def test_same_cached_tokens(
     post: Callable[..., dict[str, Any]],
 ) -> None:
     # a decode step ahead of its time (overlap) would hold one more token than the simulator knows of
-    flags = ["--disable-overlap-schedule"]
-    server = start_server(policy, max_total_tokens=CAPACITY, extra_args=flags, env={"SGLANG_SCOUT_VERIFY": "1"})
+    env = {"SGLANG_SCOUT_VERIFY": "1", CPU_OVERLAP_ENV: "0"}
+    server = start_server(policy, max_total_tokens=CAPACITY, env=env)
     post(server.url, "/flush_cache")
     calls: list[tuple[LiveCall, array[int], int]] = []  # with the output, and the tokens that were found
     sessions = live_sessions(make("selector", seed=5, sessions=12), vocab=500, reserved=10)

@@ -113,12 +113,21 @@ def test_cpu_defaults_only_where_nothing_was_given(model: Path) -> None:
     assert flag_value(flags(made.argv), "--device") == "cpu"
     assert flag_value(flags(made.argv), "--attention-backend") == "torch_native"
     assert flag_value(flags(made.argv), "--max-total-tokens") == str(command.CPU_MAX_TOTAL_TOKENS)
+    assert flags(made.argv).count("--disable-overlap-schedule") == 1
     assert made.env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in made.env
     assert made.url == f"http://127.0.0.1:{port}"
 
     own = {"OMP_NUM_THREADS": "7", "SGLANG_USE_CPU_ENGINE": "1"}
     assert not own.keys() & build(["--model-path", str(model), "--port", port], env=BARE | own).env.keys()
+
+
+def test_the_overlap_schedule_on_a_cpu(model: Path) -> None:
+    given = ["--model-path", str(model), "--port", str(free_port())]
+    asked = build(given, cpu=True, env=BARE | {command.CPU_OVERLAP_ENV: "1"})
+    assert "--disable-overlap-schedule" not in asked.argv
+    twice = build([*given, "--disable-overlap-schedule"], cpu=True, env=BARE)
+    assert twice.argv.count("--disable-overlap-schedule") == 1
 
 
 def test_on_a_gpu_only_the_policy_is_added(model: Path) -> None:
