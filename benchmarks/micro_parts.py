@@ -39,7 +39,7 @@ def part_points(policy: str, repeats: int) -> Iterator[Point]:
         ("session looked up", lambda: world.sessions.open("", "live")),
         ("request record", lambda: Request("r", 3, session, "", _PROMPT)),
         ("transition counted", lambda: world.transitions.add(3, 4)),
-        ("END trial counted", lambda: world.ends.called_again(3, 5)),
+        ("END trial counted", lambda: world.ends.called_again(2, 3, 5, 6)),
         ("gap counted", lambda: world.gaps.add(0.5)),
         ("cycle counted", lambda: world.gaps.add_cycle(0.5)),
         ("policy: step", lambda: runtime.policy.on_step(session, 3)),

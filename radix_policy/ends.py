@@ -4,7 +4,10 @@
     e_ty(n)  = (ends + kappa' * prior) / (trials + kappa')                   by entry agent ty and turn bucket b(n)
                prior = half the type's mean, half the bucket's mean over all types
     ebar_ty  = the type's mean
-    e        = 1 - (1 - e_i) * (1 - e_ty(n)) / (1 - ebar_ty)
+    odds(e)  = odds(e_i) * odds(e_ty(n)) / odds(ebar_ty) * (what the output's length says, lengths.py)
+
+An agent that never closes a session stays at e = 0, whatever the turn. Of later turns only the ratio of the odds of
+going on is used (`odds`), for the mean agent.
 
 A trial is a call after which it was seen what the session did: call again, or end (closed, or silent for longer than
 `tend` times the 95 % quantile of the gaps). Those still waiting are censored, and the longer gaps of the ended ones
@@ -23,12 +26,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from radix_policy.lengths import KINDS, UNKNOWN_LENGTH, LengthEvidence
 from radix_policy.transitions import TransitionCounts
 
 _SINGLE = 7  # turns 1..7 have a bucket each
 _WIDTH = 4  # later ones share one by fours
 BUCKETS = 40
 _NEVER = 0.999  # no rate is above
+_RARELY = 1e-4  # and none of a turn's below, so that ratios of odds stay finite
 
 
 def bucket(turns: int) -> int:
@@ -47,6 +52,7 @@ class EndMark(NamedTuple):
     agent: int
     entry: int
     bucket: int
+    kind: int
     row_mark: int
 
 
@@ -57,24 +63,27 @@ class Share(NamedTuple):
     entry: int
     turns: int
     weight: float
+    kind: int = UNKNOWN_LENGTH
 
 
 class EndModel:
-    """END counts by agent (in the chain's rows) and by entry agent and turn, with the shares of the undecided."""
+    """END counts by agent (in the chain's rows), by entry agent and turn, and by length; shares of the undecided."""
 
-    def __init__(self, transitions: TransitionCounts, *, by_turn: bool = True) -> None:
+    def __init__(self, transitions: TransitionCounts) -> None:
         self.transitions = transitions
-        self.by_turn = by_turn  # False: by agent only
+        self.lengths = LengthEvidence()
         self._agents = 0
         self._ends = array("f")  # [entry * BUCKETS + bucket]; whole numbers, exact up to 2^24
         self._trials = array("f")
         self._odds = np.ones((0, BUCKETS), dtype=np.float32)
+        self._factors = np.ones((0, BUCKETS), dtype=np.float32)  # odds(e_ty(n)) / odds(ebar_ty)
         self._agent_rates: list[float] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts and rates."""
-        return 8 * len(self._ends) + self._odds.nbytes + 8 * len(self._agent_rates)
+        tables = self._odds.nbytes + self._factors.nbytes
+        return 8 * len(self._ends) + tables + 8 * len(self._agent_rates) + self.lengths.nbytes
 
     def ensure(self, agents: int) -> None:
         """Make room for agent ids below `agents`."""
@@ -84,25 +93,29 @@ class EndModel:
             self._agents = agents
             self._ends.extend([0.0] * (more * BUCKETS))
             self._trials.extend([0.0] * (more * BUCKETS))
+            self.lengths.ensure(agents)
 
-    def called_again(self, entry: int, turns: int) -> None:
-        """A session of that type that had made `turns` calls made one more."""
-        if entry >= self._agents:
-            self.ensure(entry + 1)
+    def called_again(self, agent: int, entry: int, turns: int, kind: int = UNKNOWN_LENGTH) -> None:
+        """A session that had made `turns` calls, the latest of `agent` with an output of that length, made one more."""
+        if entry >= self._agents or agent >= self._agents:
+            self.ensure(max(agent, entry) + 1)
+        self.lengths.called_again(agent, kind)
         self._trials[entry * BUCKETS + _BUCKET_OF[turns if turns < _LAST else _LAST]] += 1.0
 
-    def end(self, agent: int, entry: int, turns: int) -> EndMark:
+    def end(self, agent: int, entry: int, turns: int, kind: int = UNKNOWN_LENGTH) -> EndMark:
         """The session ended after that call; keep the mark to undo it."""
         self.ensure(max(agent, entry) + 1)
+        self.lengths.end(agent, kind)
         b = bucket(turns)
         self._ends[entry * BUCKETS + b] += 1.0
         self._trials[entry * BUCKETS + b] += 1.0
-        return EndMark(agent, entry, b, self.transitions.add_end(agent))
+        return EndMark(agent, entry, b, kind, self.transitions.add_end(agent))
 
     def undo(self, mark: EndMark) -> None:
         """It had not ended after all: as if `end` had never been called."""
         self._ends[mark.entry * BUCKETS + mark.bucket] -= 1.0
         self._trials[mark.entry * BUCKETS + mark.bucket] -= 1.0
+        self.lengths.undo(mark.agent, mark.kind)
         self.transitions.undo_end(mark.agent, mark.row_mark)
 
     def counts(self, entry: int, turns: int) -> tuple[float, float]:
@@ -122,9 +135,12 @@ class EndModel:
         agents = len(chain)
         self.ensure(agents)
         soft = [0.0] * agents
+        by_length: dict[int, float] = {}
         ends, trials = _matrix(self._ends), _matrix(self._trials)
         for share in waiting:
             soft[share.agent] += share.weight
+            at = share.agent * KINDS + share.kind
+            by_length[at] = by_length.get(at, 0.0) + share.weight
             b = bucket(share.turns)
             ends[share.entry, b] += share.weight
             trials[share.entry, b] += share.weight
@@ -134,6 +150,7 @@ class EndModel:
         self._agent_rates = [
             min((e + agent_prior * pooled) / (n + agent_prior), _NEVER) for e, n in zip(row_ends, row_all, strict=True)
         ]
+        self.lengths.refresh(self._agent_rates, by_length)
         # columns first, then what is left: sums in index order, whatever the machine's vectors are
         all_ends, all_trials = np.add.reduce(ends, axis=0), np.add.reduce(trials, axis=0)
         overall = sum(all_ends.tolist()) / max(sum(all_trials.tolist()), 1.0)
@@ -142,7 +159,10 @@ class EndModel:
         means = (own_ends + turn_prior * overall) / (own_trials + turn_prior)
         prior = (means[:, None] + by_bucket[None, :]) / 2
         rates = np.minimum((ends + turn_prior * prior) / (trials + turn_prior), _NEVER)
-        self._odds = ((1.0 - rates) / (1.0 - np.minimum(means, _NEVER))[:, None]).astype(np.float32)
+        means = np.minimum(means, _NEVER)[:, None]
+        self._odds = ((1.0 - rates) / (1.0 - means)).astype(np.float32)
+        rates, means = np.maximum(rates, _RARELY), np.maximum(means, _RARELY)
+        self._factors = (rates / (1.0 - rates) * (1.0 - means) / means).astype(np.float32)
 
     def agent_rate(self, agent: int) -> float:
         """e_i of the last refresh."""
@@ -150,20 +170,25 @@ class EndModel:
 
     def odds(self, entry: int, turns: int) -> float:
         """(1 - e_ty(n)) / (1 - ebar_ty): how much likelier than on average a session goes on after this turn."""
-        if not self.by_turn or not 0 <= entry < len(self._odds):
+        if not 0 <= entry < len(self._odds):
             return 1.0
         return float(self._odds[entry, bucket(turns)])
 
     def odds_of(self, entry: int, turns: int, steps: int) -> NDArray[np.float64]:
         """The odds after turns `turns`, `turns` + 1, ... (`steps` of them)."""
-        if not self.by_turn or not 0 <= entry < len(self._odds):
+        if not 0 <= entry < len(self._odds):
             return np.ones(steps)
         at = np.minimum(np.arange(turns, turns + steps), len(_BY_TURN) - 1)
         return self._odds[entry][_BY_TURN[at]].astype(np.float64)
 
-    def rate(self, agent: int, entry: int, turns: int) -> float:
-        """e: the chance that a session ends after this call."""
-        return min(max(1.0 - (1.0 - self.agent_rate(agent)) * self.odds(entry, turns), 0.0), _NEVER)
+    def rate(self, agent: int, entry: int, turns: int, kind: int = UNKNOWN_LENGTH) -> float:
+        """e: the chance that a session ends after this call; `entry` -1: whatever its type and turn."""
+        rate = self.agent_rate(agent)
+        factor = self.lengths.factor(agent, kind)
+        if 0 <= entry < len(self._factors):
+            factor *= float(self._factors[entry, bucket(turns)])
+        odds = rate / (1.0 - rate) * factor
+        return min(odds / (1.0 + odds), _NEVER)
 
 
 def _matrix(counts: "array[float]") -> NDArray[np.float64]:

@@ -3,7 +3,8 @@
 Everything is one scale, the discounted chance of a visit, E[exp(-theta T)] for the time T until it (0 when it never
 comes), where one cycle (a call and the silence after it) is worth the factor gamma.
 
-    P(i, j)  = (1 - e_i) * (N_ij + beta * pi_j) / (N_i + beta)      pi: share of agent j among all transitions
+    P(i, j)  = (1 - e_i) * P(next is j | i)      by the mixture of predictors of routing.py; i is the agent that was
+               called last or, where that tells more, a context: the last two or three (`_state_of`)
     H_k      = first passage at step k of P (survival.first_passage), k = 1..K
     G(s, j)  = min(1, sum_k gamma^(k-1) * odds(n + k - 1) / odds(n) * H_k(i, j) / (1 - e_i))
                the visit's worth once the session calls again; odds from ends.py, their ratio at most `odds_cap`
@@ -35,7 +36,8 @@ from numpy.typing import NDArray
 from radix_policy.config import key
 from radix_policy.ends import Share
 from radix_policy.grouped_index import Gauge
-from radix_policy.routing import Router
+from radix_policy.lengths import UNKNOWN_LENGTH
+from radix_policy.routing import Context, Router
 from radix_policy.sessions import Session
 from radix_policy.survival import first_passage
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
 
 
 _GROWTH = 32  # a rebuild waits for this part of all evidence to be new
-_FAINT = 0.15  # weight of the pair predictor that is not worth its cost
 _MOST_DIRTY = 64  # sessions that moved and were not looked at yet
 
 
@@ -57,7 +58,7 @@ class HazardConfig:
     gamma_least: float = key(0.5, "lowest adapted gamma", low=0.01, high=0.999)
     gamma_most: float = key(0.9, "highest adapted gamma", low=0.01, high=0.999)
     horizon: int = key(24, "K, steps of first passage", low=1, high=256, unit="steps")
-    pairs: bool = key(True, "predict from the last two agents where that is better")
+    pairs: bool = key(True, "predict from the last two or three agents where that is better")
     backoff: float = key(0.5, "beta, weight of the overall agent shares in a row", low=0, high=1000, unit="counts")
     odds_cap: float = key(4.0, "most that turn evidence may raise a later step", low=1, high=1000)
     end_prior: float = key(2.0, "weight of the pooled END rate in an agent's own", low=0, high=1000, unit="counts")
@@ -65,6 +66,7 @@ class HazardConfig:
     soft_end: bool = key(True, "count waiting sessions as shares of an END (censoring correction)")
     learn_end: bool = key(True, "learn when sessions end")
     by_turn: bool = key(True, "END depends on entry agent and turn")
+    by_length: bool = key(True, "END depends on the length of the last output, as far as that proves to tell")
     timing: bool = key(True, "a silent session loses worth with time")
     grain: float = key(0.2, "how often silence is looked at anew", low=0, high=10, unit="cycles")
     every: int = key(16, "calls per 8 live sessions between rebuilds of the tables", low=1, high=10_000, unit="calls")
@@ -87,14 +89,13 @@ class Steps(NamedTuple):
     """What the blocks of steps weigh: w_k = gamma^(k-1) * odds(n + k - 1) / odds(n) as running products, capped."""
 
     weights: NDArray[np.float32]  # w at each block
-    later: NDArray[np.float32]  # the same one step later
     odds: float  # of going on after the present turn
 
 
 class View(Gauge):
     """What the model keeps of one live session: `factor` is c, `version` changes with `reach`."""
 
-    __slots__ = ("calls", "end", "epoch", "frozen", "hint", "reach", "slot", "weights")
+    __slots__ = ("calls", "end", "epoch", "frozen", "hint", "length", "reach", "slot", "weights")
 
     def __init__(self, slot: int) -> None:
         super().__init__()
@@ -102,6 +103,7 @@ class View(Gauge):
         self.epoch = -1
         self.calls = -1
         self.hint = -1
+        self.length = -1
         self.end = 0.0  # e
         self.reach: list[float] = []  # G by agent
         self.weights: dict[tuple[int, int, int], float] = {}  # for the policy; emptied with every version
@@ -122,7 +124,6 @@ class HazardModel:
         self._built_at = -1
         self._agents = 0
         self.router = Router(world.transitions, light=config.backoff)
-        self._base = np.zeros((0, 0))
         self._views: dict[int, View] = {}
         self._free: list[int] = []
         self._dirty: dict[int, Session] = {}
@@ -133,8 +134,7 @@ class HazardModel:
         self.swept_at = -math.inf  # seconds on the clock at the last sweep
         self._h = np.zeros((1, 0, 0), dtype=np.float32)  # by block of steps, discounted to its first
         self._stay: list[float] = []  # 1 - e_i
-        self._stays = np.zeros(0)
-        self._diagonal = np.arange(0)
+        self._states: dict[Context, int] = {}  # rows of `_h` after those of the agents
         self._steps: dict[tuple[int, int], Steps] = {}
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
@@ -263,14 +263,10 @@ class HazardModel:
         if config.learn_end:
             ends.refresh(self._shares() if config.soft_end else (), config.end_prior, config.turn_prior)
         self._stay = [1.0 - self._agent_end(i) for i in range(agents)]
-        self._base = self._probabilities(agents)
-        self._stays = np.array(self._stay)
-        p = self._base * self._stays[:, None]
-        self._h = self._in_blocks(first_passage(p, config.horizon))
+        self._h = self._in_blocks(self._passage(agents))
         self._steps.clear()
         if agents != self._agents:
             self._agents = agents
-            self._diagonal = np.arange(agents)
             self._reach = np.zeros((len(self._end), agents))
         self._start(agents)
 
@@ -288,6 +284,34 @@ class HazardModel:
             stay = self._held / (self._turnover * cycle)
             self.gamma = min(max(1.0 - config.adapt / max(stay, 1e-9), config.gamma_least), config.gamma_most)
 
+    def _passage(self, agents: int) -> NDArray[np.float32]:
+        """First passage from every agent and context."""
+        rows = self._probabilities(agents)
+        contexts = self._contexts(agents)
+        self._states = {context: agents + n for n, context in enumerate(contexts)}
+        if not contexts:
+            return first_passage(rows * np.array(self._stay)[:, None], self.config.horizon)
+        states: list[Context] = [*((i,) for i in range(agents)), *contexts]
+        p = np.zeros((len(states), len(states)))
+        for at, context in enumerate(states):
+            i = context[-1]
+            row = rows[i] if at < agents else self.router.row_of(context, rows[i])
+            for j, chance in enumerate((row * self._stay[i]).tolist()):
+                p[at, self._state_of((*context[-2:], j))] += chance
+        return first_passage(p, self.config.horizon, [context[-1] for context in states])
+
+    def _state_of(self, trail: Context) -> int:
+        """The row of `_h` for a walk that came along these agents: the longest context that has one."""
+        for known in (trail[-3:], trail[-2:]):
+            state = self._states.get(known)
+            if state is not None:
+                return state
+        return trail[-1]
+
+    def _contexts(self, agents: int) -> list[Context]:
+        """Contexts that are states of their own."""
+        return self.router.contexts(agents) if self.config.pairs else []
+
     def _probabilities(self, agents: int) -> NDArray[np.float64]:
         """P(next | current, no END)."""
         return self.router.matrix(agents)
@@ -302,8 +326,13 @@ class HazardModel:
         return self.world.ends.odds_of(entry, turns, steps)
 
     def _end_rate(self, session: Session) -> float:
-        stay = self._stay[session.agent] * self._step(session.entry, session.calls).odds
-        return min(max(1.0 - stay, 0.0), 0.999)
+        """e."""
+        config = self.config
+        if not config.learn_end:
+            return 0.0
+        entry = session.entry if config.by_turn else -1
+        kind = session.length_kind if config.by_length else UNKNOWN_LENGTH
+        return self.world.ends.rate(session.agent, entry, session.calls, kind)
 
     def _shares(self) -> list[Share]:
         """Of sessions that wait: how much of an END each is by now."""
@@ -320,7 +349,7 @@ class HazardModel:
         for (session, view), s in zip(waiting, survival.tolist(), strict=True):
             stays = (1.0 - view.end) * s
             dead = view.end / (stays + view.end) if view.end > 0 else 0.0
-            shares.append(Share(session.agent, session.entry, session.calls, dead * (1.0 - s)))
+            shares.append(Share(session.agent, session.entry, session.calls, dead * (1.0 - s), session.length_kind))
         return shares
 
     def _in_blocks(self, h: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -342,56 +371,52 @@ class HazardModel:
         at, middle, discounts = self._starts[:-1], self._middles, self._discounts
         return Steps(
             (discounts[at] * ratios[middle]).astype(np.float32),
-            (discounts[at + 1] * ratios[middle + 1]).astype(np.float32),
             float(odds[0]),
         )
 
-    def _review(self, session: Session) -> bool:
-        """Recompute e and G of one session when its state or the tables changed; whether they had."""
+    def _review(self, session: Session) -> None:
+        """Recompute e and G of one session where its state or the tables changed."""
         view = self._views.get(session.id)
         if view is None or session.agent >= self._agents:
-            return False
-        if view.epoch == self.epoch and view.calls == session.calls and view.hint == session.next_agent:
-            return False
+            return
+        same = view.epoch == self.epoch and view.calls == session.calls
+        if same and view.hint == session.next_agent and view.length == session.length_kind:
+            return
+        view.length = session.length_kind
+        view.end = self._end[view.slot] = self._end_rate(session)
+        if same and view.hint == session.next_agent:
+            return
         view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
         reach = self._reach_of(session)
         if session.next_agent >= 0:
             reach = self._hinted(reach, session)
         reach = np.minimum(reach, 1.0)
         view.reach = reach.tolist()
-        view.end = self._end_rate(session)
         self._versions += 1
         view.version = self._versions
         view.weights = {}
         view.frozen = self._frozen
-        self._end[view.slot] = view.end
         self._reach[view.slot] = reach
-        return True
 
     def _reach_of(self, session: Session) -> NDArray[np.float64]:
-        """G before its cap. With a first step r that knows the last two agents:
+        """G before its cap."""
+        weights, state = (
+            self._step(session.entry, session.calls).weights,
+            self._state_of((*session.trail, session.agent)),
+        )
+        return self._onward(weights, state) / max(self._stay[session.agent], 1e-3)
 
-        G(j) = r(j) + sum over l != j of r(l) (1 - e_l) sum over k >= 2 of w_k H_(k-1)(l, j).
-        """
-        i, before = session.agent, session.trail[1]
-        steps = self._step(session.entry, session.calls)
-        if not (self.config.pairs and before >= 0 and self.router.pair_weight > _FAINT):
-            return self._onward(steps.weights, i) / max(self._stay[i], 1e-3)
-        first = self.router.pair_row(before, i, self._base[i])
-        later = np.einsum("k,kij->ij", steps.later, self._h)
-        later[self._diagonal, self._diagonal] = 0.0
-        return first + np.einsum("i,ij->j", first * self._stays, later)
-
-    def _onward(self, weights: NDArray[np.float32], agent: int) -> NDArray[np.float64]:
-        """The worth of every agent to a walk that stands at `agent`: sum over k of w_k H_k(agent, j)."""
-        return np.einsum("k,kj->j", weights, self._h[:, agent]).astype(np.float64)
+    def _onward(self, weights: NDArray[np.float32], state: int) -> NDArray[np.float64]:
+        """The worth of every agent to a walk that stands at `state`: sum over k of w_k H_k(state, j)."""
+        return np.einsum("k,kj->j", weights, self._h[:, state]).astype(np.float64)
 
     def _hinted(self, reach: NDArray[np.float64], session: Session) -> NDArray[np.float64]:
         trust = self.world.hints.trust
         j = session.next_agent
         if j >= self._agents:
             return reach
-        onward = self._onward(self._step(session.entry, session.calls + 1).weights, j) * self.gamma
+        state = self._state_of((session.trail[1], session.agent, j))
+        onward = self._onward(self._step(session.entry, session.calls + 1).weights, state) * self.gamma
         onward[j] = 1.0
         return trust * onward + (1.0 - trust) * reach
 

@@ -228,7 +228,7 @@ class Runtime:
             world.starts.add(agent, now)
         else:
             world.transitions.add(session.agent, agent)
-            world.ends.called_again(session.entry, session.calls)
+            world.ends.called_again(session.agent, session.entry, session.calls, session.length_kind)
             if session.running == 0:
                 world.gaps.add(now - session.finished_at)
             world.gaps.add_cycle(now - session.started_at)
@@ -262,7 +262,7 @@ class Runtime:
             now = self.world.clock.seconds
             if session.running == 1:
                 self.world.services.add(now - session.started_at)
-            self.world.sessions.finished(session, now)
+            self.world.sessions.finished(session, now, 0 if event.aborted else event.output_tokens)
             if request.final:
                 self._end(session)
         self.policy.on_finish(request)
@@ -277,7 +277,7 @@ class Runtime:
             return
         world = self.world
         if session.calls > 0:
-            session.end_mark = world.ends.end(session.agent, session.entry, session.calls)
+            session.end_mark = world.ends.end(session.agent, session.entry, session.calls, session.length_kind)
         world.sessions.end(session)
         self.policy.on_session(session)
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from radix_policy.ends import EndMark
+from radix_policy.lengths import UNKNOWN_LENGTH, length_kind
 from radix_policy.nodes import UNKNOWN
 
 
@@ -24,6 +25,7 @@ class Session:
         "finished_at",
         "id",
         "key",
+        "length_kind",
         "namespace",
         "next_agent",
         "running",
@@ -44,6 +46,7 @@ class Session:
         self.running = 0  # calls in the engine now
         self.started_at = 0.0  # seconds on the shared clock when the latest call arrived
         self.finished_at = 0.0  # seconds on the shared clock when the latest call finished
+        self.length_kind = UNKNOWN_LENGTH  # of the latest call's output, once it finished
         self.ended = False
         self.end_mark: EndMark | None = None  # how the END was counted
         self.next_agent = UNKNOWN  # the client's forecast of the next agent
@@ -105,15 +108,17 @@ class SessionTable:
         session.agent = agent
         session.calls += 1
         session.running += 1
+        session.length_kind = UNKNOWN_LENGTH
         session.started_at = seconds
         visits = session.visits
         visits[agent] = visits.get(agent, 0) + 1
         self._idle.pop(session.id, None)
 
-    def finished(self, session: Session, seconds: float) -> None:
-        """A call of the session left the engine."""
+    def finished(self, session: Session, seconds: float, output_tokens: int = 0) -> None:
+        """A call of the session left the engine; `output_tokens` 0: not known."""
         left = session.running - 1
         session.running = left if left > 0 else 0
+        session.length_kind = length_kind(output_tokens)
         if seconds > session.finished_at:
             session.finished_at = seconds
         if left <= 0 and not session.ended and session.id in self._by_id:

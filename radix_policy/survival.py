@@ -34,20 +34,24 @@ def hop_survival(hops: int, horizon: int) -> float:
     return 1.0 - min(hops, horizon) / horizon
 
 
-def first_passage(p: NDArray[np.float64], steps: int) -> NDArray[np.float32]:
-    """H[k-1, i, j] = P(the walk that stands at i is at j for the first time after exactly k steps), k = 1..steps.
+def first_passage(p: NDArray[np.float64], steps: int, agent_of: Sequence[int] | None = None) -> NDArray[np.float32]:
+    """H[k-1, s, j] = P(the walk that stands at s is at agent j for the first time after exactly k steps), k = 1..steps.
 
-    H_1 = P, H_k(i, j) = sum over l != j of P(i, l) H_{k-1}(l, j). Rows of `p` may sum to less than 1 (END absorbs).
-    By numpy's own loops (einsum), not by BLAS and its threads, so that every rank gets the same bits.
+    H_1(s, j) = P(s, states of j), H_k(s, j) = sum over the states l that are not j's of P(s, l) H_{k-1}(l, j). Rows of
+    `p` may sum to less than 1 (END absorbs). `agent_of`: each state's agent, all of 0 to the largest; by default every
+    state is an agent of its own. By numpy's own loops (einsum), not by BLAS and its threads, so that every rank gets
+    the same bits.
     """
-    agents = len(p)
-    h = np.empty((steps, agents, agents), dtype=np.float32)
-    current = p
-    h[0] = p
-    diagonal = np.arange(agents)
+    states = len(p)
+    owner = np.arange(states) if agent_of is None else np.asarray(agent_of)
+    agents = int(owner.max()) + 1 if states else 0
+    own = np.zeros((states, agents))
+    own[np.arange(states), owner] = 1.0
+    h = np.empty((steps, states, agents), dtype=np.float32)
+    current = p if agent_of is None else np.einsum("sl,lj->sj", p, own)
+    h[0] = current
+    others = 1.0 - own
     for k in range(1, steps):
-        onward = current.copy()
-        onward[diagonal, diagonal] = 0.0
-        current = np.einsum("il,lj->ij", p, onward)
+        current = np.einsum("sl,lj->sj", p, current * others)
         h[k] = current
     return h

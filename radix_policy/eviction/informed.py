@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from radix_policy.eviction.scout import ScoutPolicy
 from radix_policy.hazard import HazardModel
+from radix_policy.routing import Context
 from radix_policy.sessions import Session
 from radix_policy.workloads.base import Workload
 
@@ -38,6 +39,9 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
                 for j, b in enumerate(numbers):
                     p[i, j] = row[b] if row and b >= 0 else 0.0
             return p
+
+        def _contexts(self, agents: int) -> list[Context]:
+            return []
 
         def _reach_of(self, session: Session) -> NDArray[np.float64]:
             return self._onward(self._step(session.entry, session.calls).weights, session.agent)

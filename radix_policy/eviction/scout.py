@@ -113,7 +113,7 @@ class ScoutPolicy(EvictionPolicy):
 
     def on_step(self, session: "Session", agent: int) -> None:
         if session.calls > 0:
-            self.hazard.router.observe(session.trail[1], session.agent, agent)
+            self.hazard.router.observe(session.trail, session.agent, agent)
 
     def on_request(self, request: "Request") -> None:
         session = request.session

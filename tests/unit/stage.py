@@ -111,14 +111,14 @@ class Calls:
         self.runtime.observe(RequestArrived(rid, prompt, "", Tag(agent, session, **tag)))
         return rid
 
-    def finish(self, rid: str) -> None:
-        """It leaves."""
-        self.runtime.observe(RequestFinished(rid))
+    def finish(self, rid: str, output: int = 0) -> None:
+        """It leaves, with an output of that many tokens (0: not known)."""
+        self.runtime.observe(RequestFinished(rid, output))
 
-    def call(self, session: str | None, agent: str | None, gap: float = 0.0, **tag: Any) -> None:
+    def call(self, session: str | None, agent: str | None, gap: float = 0.0, output: int = 0, **tag: Any) -> None:
         """A whole call that takes no time, `gap` seconds after now."""
         self.tick(gap)
-        self.finish(self.arrive(session, agent, **tag))
+        self.finish(self.arrive(session, agent, **tag), output)
 
     def close(self, session: str) -> None:
         """The client says that the session is over."""

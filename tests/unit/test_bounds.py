@@ -68,7 +68,7 @@ def lengths(stage: Stage) -> dict[str, int]:
         "views": len(hazard._views),
         "slots": len(hazard._end),
         "moved": len(hazard._dirty),
-        "pairs": len(hazard.router._pairs),
+        "contexts": len(hazard.router._counts),
         "steps": len(hazard._steps),
         "calls": len(policy._calls),  # type: ignore[attr-defined]
         "weights": max((len(v.weights) for v in hazard._views.values()), default=0),
@@ -95,7 +95,7 @@ def test_twenty_thousand_agents_and_sessions_stay_within_the_caps() -> None:
     for table in ("views", "weights"):
         assert found[table] <= SESSIONS, table
     assert found["slots"] <= 2 * SESSIONS
-    assert found["pairs"] <= 512
+    assert found["contexts"] <= 6 * 24
     assert found["steps"] <= (AGENTS + 1) * 64
     assert found["nodes"] <= CAPACITY and found["index"] <= CAPACITY
     assert deep_size(stage.runtime) < 1.1 * middle + 50_000

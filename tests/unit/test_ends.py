@@ -14,9 +14,15 @@ def model(decay: float = 1.0) -> EndModel:
 
 
 def rates(ends: EndModel, agents: int = 3) -> list[float]:
-    return [ends.agent_rate(a) for a in range(agents)] + [
-        ends.odds(entry, turns) for entry in range(agents) for turns in (1, 2, 3, 9)
+    return [
+        *(ends.agent_rate(a) for a in range(agents)),
+        *(ends.odds(entry, turns) for entry in range(agents) for turns in (1, 2, 3, 9)),
+        *(ends.rate(a, (a + 1) % agents, turns, kind) for a in range(agents) for turns in (1, 9) for kind in (0, 1, 5)),
     ]
+
+
+def odds(rate: float) -> float:
+    return rate / (1 - rate)
 
 
 def test_end_rates_by_hand() -> None:
@@ -24,7 +30,7 @@ def test_end_rates_by_hand() -> None:
     ends = model()
     for _ in range(3):
         ends.transitions.add(0, 1)
-        ends.called_again(0, 1)
+        ends.called_again(0, 0, 1)
     for _ in range(2):
         ends.end(1, 0, 2)
     ends.end(0, 0, 1)
@@ -37,7 +43,9 @@ def test_end_rates_by_hand() -> None:
     e2 = (2 + 3 * (mean + second) / 2) / (2 + 3)
     assert ends.odds(0, 1) == pytest.approx((1 - e1) / (1 - mean))
     assert ends.odds(0, 2) == pytest.approx((1 - e2) / (1 - mean))
-    assert ends.rate(1, 0, 2) == pytest.approx(1 - (1 - 0.75) * (1 - e2) / (1 - mean))
+    joint = odds(0.75) * odds(e2) / odds(mean)
+    assert ends.rate(1, 0, 2) == pytest.approx(joint / (1 + joint))
+    assert ends.rate(1, -1, 2) == pytest.approx(0.75)
     assert (ends.counts(0, 1), ends.counts(0, 2), ends.counts(0, 3)) == ((1, 4), (2, 2), (0, 0))
 
 
@@ -55,13 +63,24 @@ def test_a_session_that_always_ends_at_turn_three_is_seen_to() -> None:
     for _ in range(200):
         for turns in (1, 2):
             ends.transitions.add(0, 0)
-            ends.called_again(0, turns)
+            ends.called_again(0, 0, turns)
         ends.end(0, 0, 3)
     ends.refresh()
     assert max(ends.rate(0, 0, 1), ends.rate(0, 0, 2)) < 0.02 < 0.98 < ends.rate(0, 0, 3)
-    flat = EndModel(ends.transitions, by_turn=False)
-    flat.refresh()
-    assert flat.rate(0, 0, 1) == flat.rate(0, 0, 3) == pytest.approx(1 / 3, abs=0.01)
+    assert ends.rate(0, -1, 1) == ends.rate(0, -1, 3) == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_an_agent_that_never_closes_a_session_does_not_at_any_turn() -> None:
+    """Agent 0 selects, agent 1 speaks, and the third speech ends it all: turn 6 is dangerous, for speakers only."""
+    ends = model()
+    for _ in range(100):
+        for turns in range(1, 6):
+            ends.transitions.add(1 - turns % 2, turns % 2)
+            ends.called_again(1 - turns % 2, 0, turns)
+        ends.end(1, 0, 6)
+    ends.refresh()
+    assert ends.rate(1, 0, 6) > 0.95
+    assert ends.rate(0, 0, 6) < 0.4 and ends.rate(0, 0, 5) < 0.001
 
 
 # ---- censoring ----
@@ -82,7 +101,7 @@ def censored(truth: float, soft: bool, seed: int, calls: int = 6000) -> float:
     for age, gap in zip(ages.tolist(), gaps.tolist()):
         if gap < age:
             ends.transitions.add(0, 0)
-            ends.called_again(0, 1)
+            ends.called_again(0, 0, 1)
         elif age > limit:
             ends.end(0, 0, 1)
         else:
@@ -111,9 +130,9 @@ def test_shares_are_gone_once_every_session_is_resolved() -> None:
     once, never = model(), model()
     for ends in (once, never):
         ends.transitions.add(0, 1)
-        ends.called_again(0, 1)
+        ends.called_again(0, 0, 1)
         ends.end(1, 0, 2)
-    once.refresh([Share(1, 0, 2, 0.5), Share(1, 1, 1, 1.0)])
+    once.refresh([Share(1, 0, 2, 0.5), Share(1, 1, 1, 1.0, 5)])
     never.refresh([])
     assert rates(once) != rates(never)
     assert once.counts(0, 2) == never.counts(0, 2)
@@ -138,13 +157,13 @@ def test_an_end_taken_back_leaves_everything_as_if_it_had_never_been(moves, deca
     for move, agent, turns in moves:
         entry = (agent + turns) % 3
         if move == "undone":
-            open_marks.append(ends.end(agent, entry, turns))
+            open_marks.append(ends.end(agent, entry, turns, turns % 12))
         for each in (ends, twin):
             if move == "call":
                 each.transitions.add(agent, entry)
-                each.called_again(entry, turns)
+                each.called_again(agent, entry, turns, turns % 12)
             elif move == "end":
-                each.end(agent, entry, turns)
+                each.end(agent, entry, turns, turns % 12)
         if open_marks and random.random() < 0.3:
             ends.undo(open_marks.pop(random.randrange(len(open_marks))))
     while open_marks:

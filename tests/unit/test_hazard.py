@@ -118,7 +118,7 @@ def test_g_follows_the_formula_where_the_odds_of_turns_differ(cap: float) -> Non
         view = model.view(session)
         assert view is not None
         assert view.reach == pytest.approx(exact, abs=0.03)
-        assert view.end == pytest.approx(ends.rate(session.agent, session.entry, session.calls))
+        assert view.end == pytest.approx(ends.rate(session.agent, session.entry, session.calls, session.length_kind))
         spread.append(view.end)
     assert max(spread) > 0.3 > 0.1 > min(spread)
 
@@ -148,24 +148,72 @@ def test_with_the_last_two_agents_the_next_one_is_known_where_one_is_not_enough(
     assert all(0 <= g <= 1 for row in reach.values() for g in row)
 
 
-def test_g_takes_its_first_step_by_the_last_two_agents_and_the_others_by_one() -> None:
+def test_g_of_a_context_is_the_mean_worth_of_the_first_visit_of_walks_that_remember() -> None:
+    """Walks over (agent, longest known context), drawn step by step from the router's own rows."""
     stage = chat(1500, live=12, by_turn=False, pairs=True)
     model = model_of(stage)
     for agent in ("a0", "a1", "a2"):
         stage.call("mine", agent, gap=0.1)
-    model.router.scores = [-5.0, -9.0, -9.0, -5.0]  # half for the pairs
+    model.router.scores = [-5.0, -9.0, -9.0, -5.5, -5.0]
     model.refresh(0)
-    for _ in range(20):
-        model.sweep()  # sessions catch up with a rebuild a few at a time
     p, end, session = chain(stage), end_rates(stage), stage.session("mine")
-    h = first_passage(p * (1 - end)[:, None], 24).astype(np.float64)
-    first = model.router.pair_row(session.trail[1], session.agent, p[session.agent])
-    later = (GAMMA ** np.arange(1, 24)[:, None, None] * h[:23]).sum(axis=0)
-    np.fill_diagonal(later, 0.0)
+    contexts = model.router.contexts(len(p))
+    assert {len(c) for c in contexts} == {2, 3}
+
+    def longest(trail: tuple[int, ...]) -> tuple[int, ...]:
+        return next(c for c in (trail[-3:], trail[-2:], trail[-1:]) if c in contexts or len(c) == 1)
+
+    edges: dict[tuple[int, ...], Any] = {}
+    for context in [*contexts, *((i,) for i in range(len(p)))]:
+        base = p[context[-1]]
+        edges[context] = np.cumsum(model.router.row_of(context, base) if len(context) > 1 else base).tolist()
+    walks, worth, random = 20_000, np.zeros(len(p)), Random(4)
+    began = (*session.trail, session.agent)
+    assert len(longest(began)) == 3
+    for _ in range(walks):
+        at, seen = longest(began), set[int]()
+        for k in range(24):
+            if k > 0 and random.random() < end[at[-1]]:
+                break
+            draw = random.random()
+            step = next((j for j, edge in enumerate(edges[at]) if draw < edge), len(p) - 1)
+            if step not in seen:
+                seen.add(step)
+                worth[step] += GAMMA**k
+            at = longest((*at, step))
     view = model.view(session)
-    assert view is not None and model.router.pair_weight > 0.4
-    assert view.reach == pytest.approx(first + (first * (1 - end)) @ later, abs=1e-4)
-    assert np.abs(first - p[session.agent]).max() > 0.02
+    assert view is not None
+    assert view.reach == pytest.approx(worth / walks, abs=0.015)
+
+
+def test_e_follows_the_length_of_the_last_output_and_only_once_it_is_known() -> None:
+    """Sessions close with a long answer; the same with by_length off."""
+    for on in (True, False):
+        stage, random = Calls(by_length=on, by_turn=False, **PLAIN), Random(2)
+        for number in range(60):
+            while random.random() < 0.7:
+                stage.call(f"s{number}", "a", gap=1.0, output=40)
+            stage.call(f"s{number}", "a", gap=1.0, output=500)
+            stage.close(f"s{number}")
+        model, ends = model_of(stage), {}
+        for key, output in (("short", 40), ("long", 500), ("unknown", 0)):
+            stage.call(key, "a", gap=0.1, output=output)
+            model.refresh(0)
+            view = model.view(stage.session(key))
+            assert view is not None
+            ends[key] = view.end
+        if not on:
+            assert ends["short"] == pytest.approx(ends["long"], abs=0.02)
+            continue
+        assert ends["short"] < 0.1 < ends["unknown"] < 0.6 < ends["long"]
+        rid = stage.arrive("long", "a")  # it went on: what its answer said no longer counts
+        model.refresh(0)
+        assert model.view(stage.session("long")).end == pytest.approx(ends["unknown"], abs=0.05)  # type: ignore[union-attr]
+        version = model.view(stage.session("long")).version  # type: ignore[union-attr]
+        stage.finish(rid, 500)
+        model.refresh(0)
+        view = model.view(stage.session("long"))
+        assert view is not None and view.end > 0.6 and view.version == version  # G did not change
 
 
 # ---- c ----

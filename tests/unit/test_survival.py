@@ -47,6 +47,45 @@ def test_first_passage_is_the_sum_over_all_paths(p: Matrix, steps: int) -> None:
     assert first_passage(p, steps) == pytest.approx(enumerated(p, steps), abs=1e-6)
 
 
+def enumerated_over(p: Matrix, agent_of: list[int], steps: int) -> Matrix:
+    """The same where a state is more than an agent: j is reached when the last state, and none before, is j's."""
+    states, agents = len(p), max(agent_of) + 1
+    h = np.zeros((steps, states, agents))
+    for start in range(states):
+        for k in range(1, steps + 1):
+            for path in product(range(states), repeat=k):
+                if agent_of[path[-1]] in [agent_of[state] for state in path[:-1]]:
+                    continue
+                chance, at = 1.0, start
+                for step in path:
+                    chance *= p[at, step]
+                    at = step
+                h[k - 1, start, agent_of[path[-1]]] += chance
+    return h
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains(), st.data())
+def test_first_passage_where_agents_have_several_states(p: Matrix, data: st.DataObject) -> None:
+    extra = data.draw(st.lists(st.integers(0, len(p) - 1), max_size=len(p) - 1))
+    kept = len(p) - len(extra)
+    agent_of = [*range(kept), *(a % kept for a in extra)]
+    assert first_passage(p, 4, agent_of) == pytest.approx(enumerated_over(p, agent_of, 4), abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains(), st.integers(0, 2), st.integers(1, 12))
+def test_a_state_that_is_like_its_agent_changes_nothing(p: Matrix, twin: int, steps: int) -> None:
+    n, twin = len(p), twin % len(p)
+    wide = np.zeros((n + 1, n + 1))
+    wide[:n, :n], wide[n, :n] = p, p[twin]
+    wide[:, n] = wide[:, twin] / 2  # half of the visits of the agent are to its twin state
+    wide[:, twin] /= 2
+    h = first_passage(wide, steps, [*range(n), twin])
+    assert h[:, :n] == pytest.approx(first_passage(p, steps), abs=1e-6)
+    assert h[:, n] == pytest.approx(h[:, twin])
+
+
 @settings(max_examples=60, deadline=None)
 @given(chains(most=6), st.integers(1, 64))
 def test_an_agent_is_reached_for_the_first_time_at_most_once(p: Matrix, steps: int) -> None:

@@ -1,0 +1,92 @@
+"""What the length of an output says about END: the answer that closes a session often has a length of its own.
+
+    e_ib   = (ends_ib + kappa * e_i) / (trials_ib + kappa)      agent i, output length in bucket b (powers of two)
+    factor = 1 + w * (r - 1)      of the odds of END;   r = odds(e_ib) / odds(e_i)
+
+with e_i as in ends.py and w = 1 / (1 + exp(1 - L)) the weight that lengths have earned, by the evidence for them
+
+    L = sum over i, b of   ends * log(e'_ib / e_i) + (trials - ends) * log((1 - e''_ib) / (1 - e_i))
+
+where e' and e'' leave out the call that they are the chance of, so that chance is no evidence. Where lengths say
+nothing, w is small. All follows from the counts: an END that is taken back leaves no trace.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import exp, log
+
+KINDS = 12  # buckets: 0 tokens (unknown, aborted), 1, 2..3, 4..7, ..., 1024 and more
+UNKNOWN_LENGTH = 0
+_KAPPA = 6.0
+_START = -1.0  # L before anything was seen
+_LEAST, _MOST = 0.001, 0.999  # no rate is outside
+
+
+def length_kind(tokens: int) -> int:
+    """b of an output of that many tokens."""
+    return min(tokens.bit_length(), KINDS - 1) if tokens > 0 else UNKNOWN_LENGTH
+
+
+class LengthEvidence:
+    """Counts by agent and length, and what they are worth."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0  # w, as of the last refresh
+        self._ends = array("f")  # [agent * KINDS + kind]; whole numbers, exact up to 2^24
+        self._trials = array("f")
+        self._ratios = array("f")  # r, as of the last refresh
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the counts and ratios."""
+        return 4 * (len(self._ends) + len(self._trials) + len(self._ratios))
+
+    def ensure(self, agents: int) -> None:
+        """Make room for agent ids below `agents`."""
+        more = [0.0] * (agents * KINDS - len(self._ends))
+        self._ends.extend(more)
+        self._trials.extend(more)
+
+    def called_again(self, agent: int, kind: int) -> None:
+        """Such a call was followed by another one."""
+        self._trials[agent * KINDS + kind] += 1.0
+
+    def end(self, agent: int, kind: int) -> None:
+        """Such a call was followed by END."""
+        self._trials[agent * KINDS + kind] += 1.0
+        self._ends[agent * KINDS + kind] += 1.0
+
+    def undo(self, agent: int, kind: int) -> None:
+        """It was not, after all: as if `end` had never been called."""
+        self._trials[agent * KINDS + kind] -= 1.0
+        self._ends[agent * KINDS + kind] -= 1.0
+
+    def refresh(self, agent_rates: Sequence[float], shares: Mapping[int, float]) -> None:
+        """Rebuild r and w; `agent_rates`: e_i; `shares`: of undecided ENDs, by agent * KINDS + kind."""
+        evidence, ratios = _START, array("f", [1.0]) * len(self._ends)
+        for at, trials in enumerate(self._trials):
+            share = shares.get(at, 0.0)
+            trials += share
+            if trials <= 0 or at % KINDS == UNKNOWN_LENGTH:
+                continue
+            ends = self._ends[at] + share
+            e = _inside(agent_rates[at // KINDS])
+            own = _inside((ends + _KAPPA * e) / (trials + _KAPPA))
+            ratios[at] = own / (1.0 - own) * (1.0 - e) / e
+            others = max(trials - 1.0, 0.0) + _KAPPA
+            if ends > 0:
+                evidence += ends * log(_inside((max(ends - 1.0, 0.0) + _KAPPA * e) / others) / e)
+            evidence += (trials - ends) * log((1.0 - _inside((ends + _KAPPA * e) / others)) / (1.0 - e))
+        self._ratios = ratios
+        self.weight = 1.0 / (1.0 + exp(min(-evidence, 50.0)))
+
+    def factor(self, agent: int, kind: int) -> float:
+        """Of the odds of END after a call of that agent and length; 1 where nothing is known."""
+        at = agent * KINDS + kind
+        if kind == UNKNOWN_LENGTH or not 0 <= at < len(self._ratios):
+            return 1.0
+        return 1.0 + self.weight * (self._ratios[at] - 1.0)
+
+
+def _inside(rate: float) -> float:
+    return _LEAST if rate < _LEAST else _MOST if rate > _MOST else rate
