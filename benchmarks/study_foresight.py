@@ -6,6 +6,7 @@ independently of everything that happened before, so what they add to `informed`
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -59,6 +60,9 @@ def told(workload: Workload, when: bool) -> type[ScoutPolicy]:
                     onward = self._onward(self._step(session.entry, session.calls + 1).weights, agent) * self.gamma
                     onward[agent] = 1.0
                     return onward
+
+                def _reaches_of(self, sessions: Sequence[Session]) -> Any:
+                    return [self._reach_of(session) for session in sessions]
 
                 @property
                 def _owner(self) -> dict[int, Session]:

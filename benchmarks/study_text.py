@@ -190,8 +190,10 @@ def _cost_rows(figures: dict[str, Any] | None) -> list[list[str]]:
         rows.append([f"simulator, requests/s under {name}", f">= {least:,}", f"{speed:,}", met])
     runtime = figures["runtime"]
     where = f"per request at C={runtime['concurrency']}, {runtime['agents']} agents"
+    lru = runtime["policies"]["lru"]["us_per_request"]
     for policy, how in (("scout", "with trimming"), (WHOLE, "on whole leaves, as on SGLang's tree today")):
         us = runtime["policies"][policy]["us_per_request"]
-        met = "met" if us <= POLICY_US else "**not met**"
-        rows.append([f"runtime and scout {where}, {how}", f"<= {POLICY_US:g} us", f"{us:.0f} us", met])
+        met = "met" if us - lru <= POLICY_US else "**not met**"
+        measured = f"{us - lru:.0f} us ({us:.0f} with the {lru:.0f} that the runtime takes under lru)"
+        rows.append([f"scout {where}, {how}", f"<= {POLICY_US:g} us", measured, met])
     return rows

@@ -7,9 +7,10 @@ A policy that can write its score as
 needs only the lightest leaf of each group. For `scout` a group is a session: the session's own factor moves with every
 moment of silence and scales all of its leaves alike, while their order among each other stays until its next call.
 
-Inside a group, leaves of one class have equal weights at all times, so a class is a recency list and only its oldest
-leaf counts. `version(group)` says when weights have to be read again; a class whose `class_of` has changed by then is
-filed anew. A dead group (ended session) is worth nothing: its leaves share one recency list with all other dead ones.
+Inside a group, leaves of one class have equal weights, or weights that rise with the stamp: a class is a recency list
+and only its oldest leaf counts. `version(group)` says when weights have to be read again; a class whose `class_of` has
+changed by then is filed anew. A dead group (ended session) is worth nothing: its leaves share one recency list with all
+other dead ones.
 
     one group:      O(its classes), once per version
     eviction call:  O(groups that changed + victims x log), and now and then O(live groups), when every value changed
@@ -30,7 +31,8 @@ Entry = tuple[float, NodeId]  # (stamp, id)
 
 
 class Gauge:
-    """What a group may bring along: its value is factor * weight, and weights are read again when `version` changes."""
+    """What a group may bring along: its value is factor * weight, all leaves of a class weigh the same, and weights are
+    read again when `version` changes."""
 
     __slots__ = ("factor", "version")
 
@@ -53,8 +55,8 @@ class GroupedPolicy(Protocol):
     def weigh(self, group: Hashable, key: Hashable, node: Node) -> float:
         """The weight of the node, which is of that group and class.
 
-        Inside a group the lowest goes first; it is equal inside a class, or rises with the stamp, until the group's
-        version changes.
+        Inside a group the lowest goes first; until the group's version changes it is equal inside a class or, in a
+        group without a gauge, rises with the stamp.
         """
         ...
 
@@ -80,11 +82,12 @@ class GroupedPolicy(Protocol):
 
 
 class _Class:
-    __slots__ = ("heap", "live")
+    __slots__ = ("heap", "live", "weight")
 
     def __init__(self) -> None:
         self.heap: list[Entry] = []
         self.live = 0
+        self.weight: float | None = None  # of each leaf at the group's version, where the group has a gauge
 
 
 class _Group:
@@ -262,11 +265,10 @@ class GroupedIndex:
         version = gauge.version if gauge is not None else self._policy.version(group)
         if home.version != version:
             self._reweigh(group, home, version)
-        heads, filed = home.heads, self._filed
+        heads = home.heads
         while heads:
             weight, stamp, node_id, key = heads[0]
-            found = filed.get(node_id)
-            if found is not None and found.stamp == stamp and found.key == key and found.group == group:
+            if self._is_live(group, key, (stamp, node_id)):
                 self._tickets = home.ticket = self._tickets + 1
                 value = gauge.factor * weight if gauge is not None else self._policy.value(group, weight)
                 heapq.heappush(self._top, (value, stamp, node_id, home.ticket, group))
@@ -275,7 +277,9 @@ class GroupedIndex:
             leaves = home.classes.get(key)
             head = self._head(group, key, leaves) if leaves is not None else None
             if head is not None:
-                heapq.heappush(heads, (self._policy.weigh(group, key, head), head.stamp, head.id, key))
+                if gauge is None:
+                    weight = self._policy.weigh(group, key, head)
+                heapq.heappush(heads, (weight, head.stamp, head.id, key))
         home.ticket = 0
 
     # ---- what a drain reads ----
@@ -344,7 +348,10 @@ class GroupedIndex:
         if len(home.heads) > 2 * len(home.leaves) + _SLACK:
             home.version = -1  # read again at the next offer, without the stale entries
         elif home.version == version and self._head(group, key, leaves) is node:
-            heapq.heappush(home.heads, (self._policy.weigh(group, key, node), stamp, node.id, key))
+            weight = leaves.weight if gauge is not None else None
+            if weight is None:
+                weight = leaves.weight = self._policy.weigh(group, key, node)
+            heapq.heappush(home.heads, (weight, stamp, node.id, key))
 
     def _list_dead(self) -> None:
         """The dead leaves anew, without the stale entries."""
@@ -380,18 +387,26 @@ class GroupedIndex:
         return None
 
     def _reweigh(self, group: Hashable, home: _Group, version: int) -> None:
+        """Read every class's weight again; classes that are no longer called what they were are filed anew first."""
         policy = self._policy
-        home.version = -1  # `_place` leaves the heads alone meanwhile
-        for key, leaves in list(home.classes.items()):
-            head = self._head(group, key, leaves)
-            if head is not None and policy.place_of(head)[1] != key:
-                self._reclass(group, home, key, leaves)
-        home.heads = []
+        heads, moved = [], []
         for key, leaves in home.classes.items():
             head = self._head(group, key, leaves)
-            if head is not None:
-                home.heads.append((policy.weigh(group, key, head), head.stamp, head.id, key))
-        heapq.heapify(home.heads)
+            if head is None:
+                continue
+            if policy.place_of(head)[1] != key:
+                moved.append((key, leaves))
+            else:
+                leaves.weight = policy.weigh(group, key, head)
+                heads.append((leaves.weight, head.stamp, head.id, key))
+        if moved:
+            home.version = -1  # `_place` leaves the heads alone meanwhile
+            for key, leaves in moved:
+                self._reclass(group, home, key, leaves)
+            self._reweigh(group, home, version)
+            return
+        heapq.heapify(heads)
+        home.heads = heads
         home.version = version
 
     def _reclass(self, group: Hashable, home: _Group, key: Hashable, leaves: _Class) -> None:

@@ -25,7 +25,7 @@ that the cost per call stays. Between rebuilds only sessions that called move, a
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,7 +95,7 @@ class Steps(NamedTuple):
 class View(Gauge):
     """What the model keeps of one live session: `factor` is c, `version` changes with `reach`."""
 
-    __slots__ = ("calls", "end", "epoch", "frozen", "hint", "length", "reach", "slot", "weights")
+    __slots__ = ("calls", "end", "epoch", "frozen", "hint", "reach", "slot", "weights")
 
     def __init__(self, slot: int) -> None:
         super().__init__()
@@ -103,7 +103,6 @@ class View(Gauge):
         self.epoch = -1
         self.calls = -1
         self.hint = -1
-        self.length = -1
         self.end = 0.0  # e
         self.reach: list[float] = []  # G by agent
         self.weights: dict[tuple[int, int, int], float] = {}  # for the policy; emptied with every version
@@ -174,12 +173,8 @@ class HazardModel:
             self._file_dirty()
             self.swept_at = -math.inf
 
-    def view(self, session: Session) -> View | None:
-        """The session's numbers; None when it is not live."""
-        return self._views.get(session.id)
-
-    def view_of(self, session: int) -> View | None:
-        """The same by session id."""
+    def view(self, session: int) -> View | None:
+        """The numbers of the session with that id; None when it is not live."""
         return self._views.get(session)
 
     def passing(self) -> list[object]:
@@ -203,8 +198,7 @@ class HazardModel:
             self._file_dirty()
             self._rebuild(agents)
             self._built_at = calls
-            for session in world.sessions.live.values():
-                self._review(session)
+            self._review_all()
             self.sweep()
         elif self.swept_at + self.config.grain * world.gaps.cycle < now:
             self._now = now
@@ -257,7 +251,8 @@ class HazardModel:
         self.epoch += 1
         self._frozen = self._freeze()
         self._adapt()
-        self._discounts = np.power(self.gamma, np.arange(config.horizon + 1, dtype=np.float64))
+        # Python's own power: numpy's differs in the last bit from one kind of CPU to the next
+        self._discounts = np.array([self.gamma**k for k in range(config.horizon + 1)])
         self._waits = gaps.tables(self.gamma)
         self._calls = world.services.tables(self.gamma, gaps.cycle)
         if config.learn_end:
@@ -375,36 +370,54 @@ class HazardModel:
         )
 
     def _review(self, session: Session) -> None:
-        """Recompute e and G of one session where its state or the tables changed."""
+        """Recompute e and G of one session where its state changed."""
         view = self._views.get(session.id)
         if view is None or session.agent >= self._agents:
             return
-        same = view.epoch == self.epoch and view.calls == session.calls
-        if same and view.hint == session.next_agent and view.length == session.length_kind:
-            return
-        view.length = session.length_kind
         view.end = self._end[view.slot] = self._end_rate(session)
-        if same and view.hint == session.next_agent:
-            return
+        if view.epoch != self.epoch or view.calls != session.calls or view.hint != session.next_agent:
+            self._renew(view, session, self._reach_of(session))
+
+    def _review_all(self) -> None:
+        """Recompute e and G of every live session: the tables are new."""
+        sessions, views = [], []
+        for number, view in self._views.items():
+            session = self.world.sessions.get(number)
+            if session is not None and session.agent < self._agents:
+                view.end = self._end[view.slot] = self._end_rate(session)
+                sessions.append(session)
+                views.append(view)
+        if sessions:
+            for view, session, reach in zip(views, sessions, self._reaches_of(sessions), strict=True):
+                self._renew(view, session, reach)
+
+    def _renew(self, view: View, session: Session, reach: NDArray[np.float64]) -> None:
+        """Set G; the weights that were read off the old one are void."""
         view.epoch, view.calls, view.hint = self.epoch, session.calls, session.next_agent
-        reach = self._reach_of(session)
         if session.next_agent >= 0:
             reach = self._hinted(reach, session)
         reach = np.minimum(reach, 1.0)
         view.reach = reach.tolist()
+        self._reach[view.slot] = reach
         self._versions += 1
         view.version = self._versions
         view.weights = {}
         view.frozen = self._frozen
-        self._reach[view.slot] = reach
 
     def _reach_of(self, session: Session) -> NDArray[np.float64]:
         """G before its cap."""
-        weights, state = (
-            self._step(session.entry, session.calls).weights,
-            self._state_of((*session.trail, session.agent)),
-        )
-        return self._onward(weights, state) / max(self._stay[session.agent], 1e-3)
+        steps, state = self._step(session.entry, session.calls), self._state_of((*session.trail, session.agent))
+        return self._onward(steps.weights, state) / max(self._stay[session.agent], 1e-3)
+
+    def _reaches_of(self, sessions: Sequence[Session]) -> Iterable[NDArray[np.float64]]:
+        """The same of many."""
+        weights = np.array([self._step(s.entry, s.calls).weights for s in sessions])
+        states = np.array([self._state_of((*s.trail, s.agent)) for s in sessions])
+        going_on = np.array([max(self._stay[s.agent], 1e-3) for s in sessions])
+        reach = np.zeros((len(sessions), self._agents), dtype=np.float32)
+        for block, h in enumerate(self._h):
+            reach += weights[:, block, None] * h[states]
+        return reach / going_on[:, None]
 
     def _onward(self, weights: NDArray[np.float32], state: int) -> NDArray[np.float64]:
         """The worth of every agent to a walk that stands at `state`: sum over k of w_k H_k(state, j)."""

@@ -62,6 +62,9 @@ class TokenPrompt:
         return n if same.all() else int(same.argmin())
 
 
+_64_BITS = (1 << 64) - 1
+
+
 class SpanPrompt:
     """Spans of synthetic token ids; equal tokens give equal fingerprints however they are cut into spans."""
 
@@ -75,9 +78,8 @@ class SpanPrompt:
         return self.length
 
     def fingerprint(self, start: int, stop: int) -> int:
-        """A hash of the canonical spans of [start, stop)."""
-        data = array("q", [x for span in cut(self.spans, start, stop) for x in span])
-        return int.from_bytes(blake2b(data.tobytes(), digest_size=8).digest(), "little")
+        """A hash of the canonical spans of [start, stop); Python's own, nobody forges synthetic tokens."""
+        return hash(tuple(cut(self.spans, start, stop))) & _64_BITS
 
     def token(self, at: int) -> int:
         """The token id at a position."""

@@ -92,10 +92,6 @@ class ReuseTable:
             self._pooled.add(kind, bypass - 1, False)
             self._row(agent).add(kind, bypass - 1, False)
 
-    def q(self, agent: int, kind: int, bypass: int) -> float:
-        """The chance that the next call of (s, a) runs over it."""
-        return self.rates().q(agent, kind, bypass)
-
     def rates(self) -> Rates:
         """Every q as it stands."""
         return Rates(self._pooled, self._agents)

@@ -107,12 +107,14 @@ class Router:
         pair = _foreseen(row, target, fast)
         triple = _foreseen(longer, target, pair)
         a, b, c, d, e = self.scores
+        of_fast = log(fast if fast > _FLOOR else _FLOOR)
+        of_pair = of_fast if pair == fast else log(pair if pair > _FLOOR else _FLOOR)
         self.scores = [
-            _FORGET * a + log(fast if fast > _FLOOR else _FLOOR),
+            _FORGET * a + of_fast,
             _FORGET * b + log(slow if slow > _FLOOR else _FLOOR),
             _FORGET * c + log(flat if flat > _FLOOR else _FLOOR),
-            _FORGET * d + log(pair if pair > _FLOOR else _FLOOR),
-            _FORGET * e + log(triple if triple > _FLOOR else _FLOOR),
+            _FORGET * d + of_pair,
+            _FORGET * e + (of_pair if triple == pair else log(triple if triple > _FLOOR else _FLOOR)),
         ]
 
     # ---- tables ----

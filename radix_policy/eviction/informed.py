@@ -43,9 +43,6 @@ def informed(workload: Workload) -> type[ScoutPolicy]:
         def _contexts(self, agents: int) -> list[Context]:
             return []
 
-        def _reach_of(self, session: Session) -> NDArray[np.float64]:
-            return self._onward(self._step(session.entry, session.calls).weights, session.agent)
-
         def _agent_end(self, agent: int) -> float:
             return 0.0
 

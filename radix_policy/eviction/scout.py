@@ -267,7 +267,7 @@ class ScoutPolicy(EvictionPolicy):
             if group == _NOTHING:
                 return 0.0
             return self._proven(node, node.state) if group <= _SHARED else node.stamp
-        view = self.hazard.view_of(group)
+        view = self.hazard.view(group)
         session = self.world.sessions.get(group)
         if session is None or view is None:
             return 0.0
@@ -289,12 +289,12 @@ class ScoutPolicy(EvictionPolicy):
 
     def gauge(self, group: Hashable) -> Gauge | None:
         assert isinstance(group, int)
-        return self.hazard.view_of(group) if group >= 0 else None
+        return self.hazard.view(group) if group >= 0 else None
 
     def value(self, group: Hashable, weight: float) -> float:
         assert isinstance(group, int)
         if group >= 0:
-            view = self.hazard.view_of(group)
+            view = self.hazard.view(group)
             return view.factor * weight if view is not None else 0.0
         if group == _NOTHING:
             return 0.0
@@ -309,7 +309,7 @@ class ScoutPolicy(EvictionPolicy):
     def version(self, group: Hashable) -> int:
         assert isinstance(group, int)
         if group >= 0:
-            view = self.hazard.view_of(group)
+            view = self.hazard.view(group)
             return view.version if view is not None else 0
         return self.hazard.sweeps
 
@@ -331,7 +331,7 @@ class ScoutPolicy(EvictionPolicy):
 
     def score(self, node: Node) -> float:
         group, key = self.place_of(node)
-        if group >= 0 and self.hazard.view_of(group) is None:
+        if group >= 0 and self.hazard.view(group) is None:
             return 0.0  # ended
         return self.value(group, self.weigh(group, key, node))
 

@@ -20,7 +20,7 @@ KEYS = 4
 class Fake:
     """A policy with all freedoms of the protocol.
 
-    Groups 0, 2 and 4 bring a gauge, 1 and 3 are asked. Weights of class 3 rise with the stamp, those of the others are
+    Groups 0, 2 and 4 bring a gauge, 1 and 3 are asked: there the weights of class 3 rise with the stamp, all others are
     equal inside the class. A class may turn into another when the group's version changes. No two groups have a class
     of the same name, unless `alike`.
     """
@@ -46,7 +46,10 @@ class Fake:
     def weigh(self, group: Hashable, key: Hashable, node: Node) -> float:
         assert isinstance(group, int) and isinstance(key, tuple) and (group, key) == self.place_of(node)
         self.weighed += 1
-        return self.weights[group][key[1]] + (node.stamp / 64 if key[1] == 3 else 0.0)
+        return self.weight(group, key[1], node)
+
+    def weight(self, group: int, key: int, node: Node) -> float:
+        return self.weights[group][key] + (node.stamp / 64 if key == 3 and group % 2 else 0.0)
 
     def gauge(self, group: Hashable) -> Gauge | None:
         assert isinstance(group, int)
@@ -73,7 +76,7 @@ class Fake:
         group, (_, key) = self.place_of(node)
         if group in self.dead:
             return 0.0
-        return self.gauges[group].factor * (self.weights[group][key] + (node.stamp / 64 if key == 3 else 0.0))
+        return self.gauges[group].factor * self.weight(group, key, node)
 
 
 class World:

@@ -86,7 +86,7 @@ def test_g_is_the_mean_worth_of_the_first_visit_of_simulated_walks() -> None:
     assert p.sum(axis=1) == pytest.approx(np.ones(len(p))) and end[1:].max() > 4 * end[1:].min() > 0
     known = set()
     for session in live(stage):
-        view = model_of(stage).view(session)
+        view = model_of(stage).view(session.id)
         assert view is not None
         if session.agent not in known:
             known.add(session.agent)
@@ -115,7 +115,7 @@ def test_g_follows_the_formula_where_the_odds_of_turns_differ(cap: float) -> Non
         ratio = np.minimum(np.cumprod([1.0, *odds[1:]]), cap)
         weights = GAMMA ** np.arange(24) * ratio
         exact = np.minimum((weights[:, None] * h[:, session.agent]).sum(axis=0) / (1 - end[session.agent]), 1.0)
-        view = model.view(session)
+        view = model.view(session.id)
         assert view is not None
         assert view.reach == pytest.approx(exact, abs=0.03)
         assert view.end == pytest.approx(ends.rate(session.agent, session.entry, session.calls, session.length_kind))
@@ -140,7 +140,7 @@ def test_with_the_last_two_agents_the_next_one_is_known_where_one_is_not_enough(
         model_of(stage).refresh(0)
         agents = stage.world.identifier.agents
         for who in (1, 2):
-            view = model_of(stage).view(stage.session(f"asks{who}"))
+            view = model_of(stage).view(stage.session(f"asks{who}").id)
             assert view is not None
             reach[pairs, who] = [view.reach[agents.find("", f"tag:a{n}")] for n in range(5)]
     assert reach[True, 1][4] > reach[True, 1][3] + 0.2 and reach[True, 2][3] > reach[True, 2][4] + 0.2
@@ -181,7 +181,7 @@ def test_g_of_a_context_is_the_mean_worth_of_the_first_visit_of_walks_that_remem
                 seen.add(step)
                 worth[step] += GAMMA**k
             at = longest((*at, step))
-    view = model.view(session)
+    view = model.view(session.id)
     assert view is not None
     assert view.reach == pytest.approx(worth / walks, abs=0.015)
 
@@ -199,7 +199,7 @@ def test_e_follows_the_length_of_the_last_output_and_only_once_it_is_known() -> 
         for key, output in (("short", 40), ("long", 500), ("unknown", 0)):
             stage.call(key, "a", gap=0.1, output=output)
             model.refresh(0)
-            view = model.view(stage.session(key))
+            view = model.view(stage.session(key).id)
             assert view is not None
             ends[key] = view.end
         if not on:
@@ -208,11 +208,11 @@ def test_e_follows_the_length_of_the_last_output_and_only_once_it_is_known() -> 
         assert ends["short"] < 0.1 < ends["unknown"] < 0.6 < ends["long"]
         rid = stage.arrive("long", "a")  # it went on: what its answer said no longer counts
         model.refresh(0)
-        assert model.view(stage.session("long")).end == pytest.approx(ends["unknown"], abs=0.05)  # type: ignore[union-attr]
-        version = model.view(stage.session("long")).version  # type: ignore[union-attr]
+        assert model.view(stage.session("long").id).end == pytest.approx(ends["unknown"], abs=0.05)  # type: ignore[union-attr]
+        version = model.view(stage.session("long").id).version  # type: ignore[union-attr]
         stage.finish(rid, 500)
         model.refresh(0)
-        view = model.view(stage.session("long"))
+        view = model.view(stage.session("long").id)
         assert view is not None and view.end > 0.6 and view.version == version  # G did not change
 
 
@@ -226,7 +226,7 @@ def test_c_of_a_session_that_moved_is_right_at_once() -> None:
     stage.call("mine", "a2", gap=0.1)
     stage.tick(2.0)
     model.refresh(0)
-    view, tables = model.view(stage.session("mine")), gaps.tables(model.gamma)
+    view, tables = model.view(stage.session("mine").id), gaps.tables(model.gamma)
     assert view is not None and view.end > 0.01
     s, d = tables.at(2.0)
     assert view.factor == pytest.approx((1 - view.end) * s / ((1 - view.end) * s + view.end) * d, rel=0.01)
@@ -246,7 +246,7 @@ def test_c_of_a_silent_session_is_that_it_lives_times_what_the_wait_leaves() -> 
         model.refresh(0)
         tables, now = gaps.tables(GAMMA), stage.world.clock.seconds
         for session in live(stage):
-            view = model.view(session)
+            view = model.view(session.id)
             assert view is not None and session.running == 0
             s, d = tables.at(now - session.finished_at)
             alive = (1 - view.end) * s / ((1 - view.end) * s + view.end)
@@ -262,7 +262,7 @@ def test_c_of_a_running_session_does_not_doubt_it_by_its_silence_and_discounts_w
     for wait in (0.0, 0.1, 0.4, 5.0):
         stage.tick(wait)
         model.refresh(0)
-        view = model.view(session)
+        view = model.view(session.id)
         assert view is not None
         left = services.tables(GAMMA, gaps.cycle).at(stage.world.clock.seconds - session.started_at)[1]
         assert view.factor == pytest.approx((1 - view.end) * left * gaps.tables(GAMMA).first, rel=0.021)
@@ -271,7 +271,7 @@ def test_c_of_a_running_session_does_not_doubt_it_by_its_silence_and_discounts_w
     flat.tick(1000.0)
     model_of(flat).refresh(0)
     for session in live(flat):
-        view = model_of(flat).view(session)
+        view = model_of(flat).view(session.id)
         assert view is not None and view.factor == pytest.approx((1 - view.end) * GAMMA)
 
 
@@ -293,7 +293,7 @@ def test_q_is_that_no_live_session_and_no_new_one_calls() -> None:
     sessions = live(stage)
     missed = np.ones(len(p))
     for session in sessions:
-        view = model.view(session)
+        view = model.view(session.id)
         assert view is not None
         missed *= 1 - view.factor * np.array(view.reach)
     assert model.none == pytest.approx(missed * theta / (theta + rate * new), rel=0.05)
@@ -326,15 +326,15 @@ def test_only_a_live_session_that_called_has_numbers() -> None:
     stage.call("mine", "a1", gap=1.0)
     session = stage.session("mine")
     model.refresh(0)
-    view = model.view(session)
-    assert view is not None and view is model.view_of(session.id)
-    assert model.view_of(10**6) is None
+    view = model.view(session.id)
+    assert view is not None
+    assert model.view(10**6) is None
     stage.close("mine")
     model.refresh(0)
-    assert model.view(session) is None and model.view_of(session.id) is None
+    assert model.view(session.id) is None
     stage.call("mine", "a2", gap=1.0)
     model.refresh(0)
-    again = model.view(session)
+    again = model.view(session.id)
     assert again is not None and again.factor > 0 and again.version != view.version
 
 
@@ -343,7 +343,7 @@ def test_a_version_changes_with_the_session_s_calls_and_stays_while_it_is_silent
     model = model_of(stage)
     stage.call("mine", "a1", gap=1.0)
     model.refresh(0)
-    view = model.view(stage.session("mine"))
+    view = model.view(stage.session("mine").id)
     assert view is not None
     versions = [view.version]
     stage.tick(5.0)
@@ -371,7 +371,7 @@ def test_sessions_that_ended_count_for_nothing_however_many_there_were() -> None
     model.sweep()
     missed = np.ones(len(model.none))
     for session in live(stage):
-        view = model.view(session)
+        view = model.view(session.id)
         assert view is not None
         missed *= 1 - view.factor * np.array(view.reach)
     assert (np.array(model.none) <= missed * 1.05 + 1e-12).all()
@@ -406,6 +406,6 @@ def test_the_same_events_give_the_same_bits() -> None:
     one, two = chat(400, soft_end=True, every=8), chat(400, soft_end=True, every=8)
     assert model_of(one).none == model_of(two).none
     for a, b in zip(live(one), live(two), strict=True):
-        left, right = model_of(one).view(a), model_of(two).view(b)
+        left, right = model_of(one).view(a.id), model_of(two).view(b.id)
         assert left is not None and right is not None
         assert (left.reach, left.factor, left.end) == (right.reach, right.factor, right.end)
