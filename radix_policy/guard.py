@@ -146,6 +146,13 @@ class Guard:
         self.held += node.length
         if self.in_control:
             heapq.heappush(self._order, (node.stamp, 0, node.id))
+            above = node.parent
+            if above is not None and above.id in self._marked:
+                # below what the shadow had dropped: it was computed again there too (a prompt's last token never hits)
+                while above is not None and above.id in self._marked:
+                    self._unmark(above)
+                    above = above.parent
+                self._balance()
             if len(self._order) > 2 * self._cleaned + _SLACK:
                 self._clean()
 

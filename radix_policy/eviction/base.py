@@ -28,8 +28,8 @@ class EvictionPolicy(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type] = NoConfig
-    trims: ClassVar[bool] = False  # may the last victim be cut instead of dropped whole
-    trim_least: ClassVar[int] = 1  # tokens that such a cut takes at least
+    trims: bool = False  # may the last victim be cut instead of dropped whole
+    trim_least: int = 1  # tokens that such a cut takes at least
 
     def __init__(self, world: "World", config: Any = None) -> None:
         self.world = world  # read-only view of agents, sessions, transitions, nodes and the clock
@@ -76,6 +76,17 @@ class EvictionPolicy(ABC):
     def score(self, node: Node) -> float:
         """What losing the node would cost, in the policy's own unit; smallest goes first."""
         return 0.0
+
+    def tail(self, node: Node) -> int:
+        """Tokens at the node's end that its score speaks for; whole pages."""
+        return node.length
+
+    def cut(self, node: Node, short: int, page: int) -> int:
+        """How many tokens a victim loses, from its end, when `short` are still needed: all, unless the policy trims."""
+        if not self.trims:
+            return node.length
+        drop, least = min(node.length, self.tail(node)), max(short, self.trim_least)
+        return -(-least // page) * page if drop > least else drop
 
     def class_of(self, node: Node) -> Hashable | None:
         """Nodes of one class always share one score, whatever happens between two touches; None: alone.

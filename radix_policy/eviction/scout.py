@@ -87,8 +87,8 @@ class ScoutPolicy(EvictionPolicy):
 
     def __init__(self, world: "World", config: Any = None) -> None:
         super().__init__(world, config)
-        self.trims = self.config.trim  # type: ignore[misc]
-        self.trim_least = self.config.trim_least  # type: ignore[misc]
+        self.trims = self.config.trim
+        self.trim_least = self.config.trim_least
         self.reuse = ReuseTable()
         self.hazard = self.make_model()
         self.depths = AnchorDepths()
@@ -342,7 +342,7 @@ class ScoutPolicy(EvictionPolicy):
         return {"live_sessions": len(self.world.sessions.live), "epoch": self.hazard.epoch, **self.guard.snapshot()}
 
     def tail(self, node: Node) -> int:
-        """Tokens at the node's end that its score speaks for: not the anchor at its head."""
+        """Not the anchor at its head."""
         note: NodeNote | None = node.state
         end = node.start + node.length
         if note is None or self._is_common(node, note):

@@ -71,10 +71,8 @@ class Engine:
         self.page = page_size
         self.capacity = capacity - capacity % page_size
         self.chunk = chunk - chunk % page_size if chunk >= page_size else 0
-        self.trims = runtime.policy.trims if trims is None else trims
-        runtime.policy.trims = self.trims  # type: ignore[misc]
-        # a policy may limit a trim to those last tokens of a leaf that its score speaks for
-        self._tail = getattr(runtime.policy, "tail", None)
+        if trims is not None:
+            runtime.policy.trims = trims
         self.private = 0  # tokens in pages that running requests own
         self.running: dict[str, Run] = {}
         self.promised = 0  # output tokens that running requests may still write
@@ -225,12 +223,6 @@ class Engine:
                 node = drain.next()
                 if node is None:
                     break
-                drop = node.length
-                if self.trims:
-                    if self._tail is not None:
-                        drop = min(drop, self._tail(node))
-                    least = max(short, policy.trim_least)
-                    if drop > least:
-                        drop = (least + page - 1) // page * page
+                drop = policy.cut(node, short, page)
                 short -= tree.trim(node.id, node.length - drop) if drop < node.length else tree.evict(node.id)
         self.evicted += before - tree.used

@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radix_policy.events import Tag, Tick
@@ -175,6 +175,9 @@ def test_a_policy_that_does_what_lru_does_neither_loses_nor_gains(page: int, ove
 
 @settings(max_examples=80, deadline=None)
 @given(moves, st.integers(90, 200))
+@example(
+    [*(("call", *c, 0.1) for c in ((0, "a"), (0, "b"), (1, "a"))), ("alone", 0, "b", 0.1), ("call", 0, "a", 0.1)], 90
+)
 def test_the_shadow_drops_leaves_only_and_is_as_large_as_the_cache(steps: list[Any], capacity: int) -> None:
     player = Player(capacity=capacity, every=1, guard_budget=1e6, guard_stake=1e6)
     policy, nodes = player.stage.runtime.policy, player.stage.world.nodes
