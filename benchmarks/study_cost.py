@@ -16,7 +16,7 @@ from radix_policy.workloads import Workload, make
 SPEED_AT = ("selector", 16, 8)  # workload, concurrency, capacity in F
 EVENTS_AT = ("chain24", 64, 32)  # 24 agents
 POLICIES = ("lru", "cachescout", "scout")
-WHOLE = "scout-trim"  # scout that evicts whole leaves: what it does on SGLang's tree today
+WHOLE = "scout-trim"  # scout that evicts whole leaves
 _TOLD = ("added", "split", "touched", "counted", "locked", "unlocked", "removed", "observe")
 
 

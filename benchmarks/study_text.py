@@ -191,7 +191,7 @@ def _cost_rows(figures: dict[str, Any] | None) -> list[list[str]]:
     runtime = figures["runtime"]
     where = f"per request at C={runtime['concurrency']}, {runtime['agents']} agents"
     lru = runtime["policies"]["lru"]["us_per_request"]
-    for policy, how in (("scout", "with trimming"), (WHOLE, "on whole leaves, as on SGLang's tree today")):
+    for policy, how in (("scout", "with trimming"), (WHOLE, "without trimming")):
         us = runtime["policies"][policy]["us_per_request"]
         met = "met" if us - lru <= POLICY_US else "**not met**"
         measured = f"{us - lru:.0f} us ({us:.0f} with the {lru:.0f} that the runtime takes under lru)"

@@ -46,7 +46,7 @@ class Bridge:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        runtime.policy.trims = False  # type: ignore[misc]  # SGLang evicts whole leaves
+        self.shortfall: Callable[[], int] | None = None  # tokens that the eviction in progress still has to free
         self.live = True  # False after a fault in what was observed
         self.inserting: str | None = None  # rid of the request whose KV is being inserted
         self.step = 0
@@ -66,6 +66,7 @@ class Bridge:
                 "host_calls",
                 "lru_calls",
                 "rescued_calls",
+                "trims",
             ),
             0,
         )
@@ -215,6 +216,27 @@ class Bridge:
             return None
         self._last = node.id
         return node.id
+
+    def cut(self, node: int) -> int | None:
+        """Tokens that this victim loses, from its end, whole pages; None: all of it.
+
+        More is never needed than `shortfall` says; where that is not known, a victim goes whole.
+        """
+        if self.shortfall is None:
+            return None
+        try:
+            runtime, short = self.runtime, self.shortfall()
+            if short <= 0:
+                return None  # SGLang asks for one more victim before it looks whether it needs one
+            record = runtime.world.nodes[node]
+            drop = runtime.policy.cut(record, short, runtime.world.page_size)
+        except Exception:
+            self.count_fault("cut")
+            return None
+        if not 0 < drop < record.length or drop % runtime.world.page_size:
+            return None
+        self.counters["trims"] += 1
+        return drop
 
     def _give_up(self) -> None:
         """Call inside `except`: the rest of this call goes by LRU; the index, maybe half done, is filled anew."""

@@ -64,7 +64,15 @@ ENGINE_SEAMS = (
         _CORE,
         "UnifiedTreeNode.__init__",
         ("self", "tree_components", "priority"),
-        ("id", "parent", "key", "last_access_time", "hit_count"),
+        (
+            "id",
+            "parent",
+            "key",
+            "last_access_time",
+            "hit_count",
+            "write_through_pending_id",
+            "load_back_pending_id",
+        ),
     ),
     Seam(_CORE, "UnifiedTreeCore.__init__", ("self", "params", "components"), ("eviction_strategy",)),
     Seam(
@@ -132,6 +140,9 @@ ENGINE_SEAMS = (
     ),
     Seam(_CORE, "UnifiedTreeCore.drive_host_eviction", ("self", "component_type", "num_tokens")),
     Seam(_CORE, "UnifiedTreeCore.node_by_id", ("self", "node_id")),
+    Seam(
+        _S + "mem_cache.unified_radix_cache", "UnifiedRadixCache._component_available_size", ("self", "component_type")
+    ),
     Seam(
         _S + "managers.schedule_batch",
         "Req.__init__",

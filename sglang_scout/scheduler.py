@@ -148,6 +148,59 @@ def around_checkpoint(original: Callable[..., Any], cache: Any, req: Any, **kwar
         bridge.inserting = None
 
 
+def around_evict(
+    original: Callable[..., Any],
+    cache: Any,
+    request_by_type: Any,
+    tracker: Any,
+    available_size_targets: Any = None,
+    *,
+    allocation_reclaim_satisfied: Any = None,
+) -> Any:
+    """AROUND UnifiedRadixCache._evict_components: how many tokens are missing, for as long as it runs.
+
+    Not the count that a walk is begun with: SGLang raises that to all that can be evicted. The tokens that are free
+    fall short of a target, or those evicted of a number; with a predicate of the allocator's nobody can tell.
+    """
+    bridge = bridge_of(cache)
+    if bridge is None:
+        return original(
+            cache,
+            request_by_type,
+            tracker,
+            available_size_targets,
+            allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+        )
+    outer = bridge.shortfall
+    try:
+        bridge.shortfall = _shortfall(cache, request_by_type, tracker, available_size_targets)
+        if allocation_reclaim_satisfied is not None:
+            bridge.shortfall = None
+    except Exception:
+        bridge.shortfall = None
+        bridge.count_fault("shortfall")
+    try:
+        return original(
+            cache,
+            request_by_type,
+            tracker,
+            available_size_targets,
+            allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+        )
+    finally:
+        bridge.shortfall = outer
+
+
+def _shortfall(cache: Any, request_by_type: Any, tracker: Any, targets: Any) -> Callable[[], int]:
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    full = ComponentType.FULL
+    if targets is None or full not in targets:
+        return lambda: int(request_by_type[full] - tracker[full])
+    component, size = targets[full]
+    return lambda: int(size - cache._component_available_size(component))
+
+
 # ---- clock ----
 
 
@@ -281,6 +334,13 @@ HOOKS = (
         "around",
         around_checkpoint,
         ("self", "req", "up_to", "kwargs"),
+    ),
+    Hook(
+        _CACHE,
+        "UnifiedRadixCache._evict_components",
+        "around",
+        around_evict,
+        ("self", "request_by_type", "tracker", "available_size_targets", "allocation_reclaim_satisfied"),
     ),
 )
 

@@ -35,6 +35,8 @@ class ScoutTreeCore(UnifiedTreeCore):
     def __init__(self, params: Any, components: Any, bridge: Bridge) -> None:
         self.scout = bridge
         self._asked = 0  # tokens that the device eviction call in progress is to free
+        self._trimming: float | None = None  # last access of the leaf whose tail is being cut off
+        self._after_trim: list[Any] = []  # cache actions of a split that SGLang has not seen yet
         with building(bridge):
             super().__init__(params, components)
         if not isinstance(self.eviction_strategy, ScoutStrategy):
@@ -66,6 +68,8 @@ class ScoutTreeCore(UnifiedTreeCore):
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         made = super()._split_node(key, child, split_len)
         prefix = made[0]
+        if self._trimming is not None:
+            prefix.last_access_time = child.last_access_time = self._trimming  # a trim is no access
         self.scout.split(prefix.id, child.id, split_len, prefix.last_access_time, child.last_access_time)
         return made
 
@@ -162,7 +166,11 @@ class ScoutTreeCore(UnifiedTreeCore):
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         if self.scout.walking:
             self._hand_over(component_type)
-        return super().evict_device_next_node(component_type, tracker)
+        result = super().evict_device_next_node(component_type, tracker)
+        if self._after_trim:
+            result.cache_actions.extend(self._after_trim)
+            self._after_trim = []
+        return result
 
     def _hand_over(self, component_type: Any) -> None:
         """Put the index's next victim where SGLang's walk looks; where that fails, every leaf, as SGLang does."""
@@ -173,6 +181,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         if victim is not None:
             node = self.node_by_id(victim)
             if node in self.evictable_device_leaves:
+                self._trim(node)
                 walk._evict_device_heap = [(0.0, node)]
                 return
         if victim is not None or (self.scout.walking and self.evictable_device_leaves):
@@ -180,6 +189,25 @@ class ScoutTreeCore(UnifiedTreeCore):
         if not self.scout.walking:
             self.scout.begin_call(self.evictable_device_leaves, "rescued_calls")
             walk._evict_device_start(self._asked)
+
+    def _trim(self, leaf: Any) -> None:
+        """Cut a victim that holds more than is needed: `leaf` stays the victim and keeps only what is to go.
+
+        Its head becomes a node of its own, as old as the leaf was. A leaf that is being copied to or from the host is
+        left whole.
+        """
+        if leaf.write_through_pending_id is not None or leaf.load_back_pending_id is not None:
+            return
+        drop = self.scout.cut(leaf.id)
+        if drop is None:
+            return
+        self._trimming = leaf.last_access_time
+        try:
+            _, action = self._split_node(leaf.key, leaf, len(leaf.key) - drop)
+        finally:
+            self._trimming = None
+        if action is not None:
+            self._after_trim.append(action)
 
     def evict_device_end(self, component_type: Any) -> None:
         super().evict_device_end(component_type)

@@ -75,7 +75,7 @@ def test_same_cached_tokens(
         events = scout["events"]
 
     runtime = Runtime(policy)
-    engine = Engine(runtime, CAPACITY, trims=False)
+    engine = Engine(runtime, CAPACITY)
     waiting = iter(calls)
     run: Run | None = None
     at = due = found = 0  # the step of the last token, and of the next one

@@ -21,6 +21,9 @@ class Injected(RuntimeError):
     """The fault."""
 
 
+WHOLE = {"trim": False}  # then the victims are stock LRU's, leaf by leaf
+
+
 def broken(*args: Any, **kwargs: Any) -> Any:
     raise Injected("injected")
 
@@ -78,7 +81,7 @@ def test_a_fault_in_what_the_tree_tells(entry: str, monkeypatch: pytest.MonkeyPa
         return broken() if calls[0] > passes else original(self, *args)
 
     monkeypatch.setattr(Runtime, entry, late)
-    tree = SglangTree(host_tokens=512)
+    tree = SglangTree(host_tokens=512, config=WHOLE)
     with caplog.at_level(logging.ERROR):
         victims = exercise(tree)
     assert calls[0] == passes + 1, "after the fault nothing is told any more"
@@ -92,7 +95,7 @@ def test_a_fault_in_what_the_tree_tells(entry: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("entry", REQUEST_ENTRIES)
 def test_a_fault_in_what_the_policy_hears(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = stock_victims()
-    tree = SglangTree(host_tokens=512)
+    tree = SglangTree(host_tokens=512, config=WHOLE)
     monkeypatch.setattr(tree.runtime.policy, entry, broken)
     assert exercise(tree) == expected
     assert tree.bridge is not None and not tree.bridge.live and sum(tree.bridge.faults.values()) == 1
@@ -101,7 +104,7 @@ def test_a_fault_in_what_the_policy_hears(entry: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("entry", ["refresh", "holds", "weigh", "place_of", "changes", "is_dead"])
 def test_a_fault_in_a_score_costs_that_call_only(entry: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     expected = stock_victims()
-    tree = SglangTree(host_tokens=512)
+    tree = SglangTree(host_tokens=512, config=WHOLE)
     monkeypatch.setattr(tree.runtime.policy, entry, broken)
     with caplog.at_level(logging.ERROR):
         assert exercise(tree) == expected
@@ -139,7 +142,7 @@ def test_a_fault_in_one_score_in_the_middle_of_a_call(monkeypatch: pytest.Monkey
 
 def test_a_fault_in_a_host_score_costs_that_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = stock_victims()
-    tree = SglangTree(host_tokens=512)
+    tree = SglangTree(host_tokens=512, config=WHOLE)
     monkeypatch.setattr(tree.runtime.policy, "score", broken)
     assert exercise(tree) == expected
     assert tree.bridge is not None and tree.bridge.live and tree.bridge.faults == {"score": 1}

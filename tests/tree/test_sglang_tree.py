@@ -46,7 +46,7 @@ def random_sequence(rng: random.Random) -> Tokens:
 @pytest.mark.parametrize("observed", [True, False])
 def test_with_one_agent_and_no_evidence_victims_are_lrus(page_size: int, stock: str, observed: bool) -> None:
     # sessions, which identity from tokens would find here, are evidence; so is what became of other nodes of a kind
-    ours = SglangTree(page_size, 512, config={"identity": "window", "ages": False})
+    ours = SglangTree(page_size, 512, config={"identity": "window", "ages": False, "trim": False})
     lru = SglangTree(page_size, 512, policy="lru", core=stock)
     rng, evicted = random.Random(7 + page_size), 0
 

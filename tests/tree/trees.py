@@ -152,8 +152,9 @@ class SimulatedTree:
                 node = drain.next()
                 if node is None:
                     break
-                victims.append(Victim(self._sequence(node.id), node.start))
-                freed += self.tree.evict(node.id)
+                keep = node.length - self.runtime.policy.cut(node, tokens - freed, self.page_size)
+                victims.append(Victim(self._sequence(node.id), node.start + keep))
+                freed += self.tree.trim(node.id, keep) if keep else self.tree.evict(node.id)
         return victims
 
     def reset(self) -> None:
