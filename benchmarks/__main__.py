@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from benchmarks.pool import Stopped, signals_raise, status_of
+from benchmarks.pool import Stopped, WorkerLost, signals_raise, status_of
 from benchmarks.results import UsageError
 from radix_policy.config import ConfigError
 from radix_policy.workloads import WorkloadError
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(name, str(error), 2)
     except (KeyboardInterrupt, Stopped) as stop:
         return _fail(name, str(stop) or "interrupted", status_of(stop))
+    except WorkerLost as error:
+        return _fail(name, str(error), 1)
     except BrokenPipeError:
         _drop_output()
         return 141  # as a shell has it for SIGPIPE

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -21,6 +22,10 @@ class Stopped(BaseException):
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.status = 128 + number
+
+
+class WorkerLost(RuntimeError):
+    """A worker process was killed from outside."""
 
 
 def status_of(stop: BaseException) -> int:
@@ -49,7 +54,7 @@ def signals_raise() -> Iterator[None]:
 
 
 def spread(points: Sequence[P], work: Callable[..., R], *more: Any, jobs: int) -> Iterator[tuple[P, R]]:
-    """(point, work(point, *more)) as they come, in this process or in several."""
+    """(point, work(point, *more)) as they come, in this process or in several; WorkerLost when one is killed."""
     if jobs == 1 or len(points) < 2:
         for point in points:
             yield point, work(point, *more)
@@ -59,6 +64,9 @@ def spread(points: Sequence[P], work: Callable[..., R], *more: Any, jobs: int) -
         futures: dict[Future[R], P] = {pool.submit(work, point, *more): point for point in points}
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
+    except BrokenProcessPool as error:
+        lost = "a worker process was killed, perhaps for want of memory; run it again: it goes on from what is saved"
+        raise WorkerLost(lost) from error
     finally:
         _end(pool)
 
