@@ -1,8 +1,9 @@
 """SGLang's Python tree core, telling the Runtime everything that happens to it.
 
 One thin override per place where `UnifiedTreeCore` (or its FULL component) changes structure, access stamps, locks or
-residence; each runs SGLang's own code first and then tells, and none changes what SGLang does. The mirror that comes of
-it is exact: same leaves, same stamps, same lengths after every operation (tests/tree).
+residence; each runs SGLang's own code first and then tells. The mirror that comes of it is exact: same leaves, same
+stamps, same lengths after every operation (tests/tree). What SGLang does is changed in one place, device eviction: the
+index names the victims (`_hand_over`), and one that holds more than is needed is split first (`_trim`).
 
 Only the FULL component is understood. What else a server may ask for and is not understood is refused at start, by the
 name of the flag: see `unsupported` here and `preflight.unsupported_flags`.
