@@ -21,7 +21,9 @@ from radix_policy.runtime import Runtime
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 65536  # requests in flight that are remembered; SGLang ends every one, so this only bounds a bug
-VERIFY = "SGLANG_SCOUT_VERIFY"  # set: /server_info also checks the hooks and the mirror, and shows the last events
+# Set: /server_info also checks the hooks and the mirror, and shows the last events.
+# "2": the mirror is compared with the tree after every eviction call, too, at O(nodes) each.
+VERIFY = "SGLANG_SCOUT_VERIFY"
 LOGGED = 65536  # of those
 TREE_EVENTS = ("reset", "split", "counted", "locked", "unlocked", "demoted", "restored", "removed")
 
@@ -54,6 +56,7 @@ class Bridge:
         self.faults: dict[str, int] = {}
         # (step, seconds) of a tick, (rid,) of an arrival, (rid, output tokens) of an end
         self.log: deque[tuple[Any, ...]] | None = deque(maxlen=LOGGED) if os.environ.get(VERIFY) else None
+        self.checks = os.environ.get(VERIFY) == "2"
         self.counters = dict.fromkeys(
             (
                 "requests",
@@ -258,6 +261,15 @@ class Bridge:
         except AssertionError:
             self.fail("victim")
         self._drain = None
+
+    def differs(self, lines: Sequence[str]) -> None:
+        """The mirror was compared with the tree; `lines`: where they differ."""
+        if not lines or not self.live:
+            return
+        try:
+            raise AssertionError("; ".join(lines[:5]))
+        except AssertionError:
+            self.fail("mirror")
 
     @property
     def walking(self) -> bool:

@@ -216,6 +216,8 @@ class ScoutTreeCore(UnifiedTreeCore):
             self.scout.end_walk()
         else:
             self.scout.end_call()
+        if self.scout.checks:
+            self.scout.differs(differences(self))
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         self.scout.begin_call(self.evictable_host_leaves, "host_calls")

@@ -294,3 +294,16 @@ def test_observation_after_a_fault_is_off_and_nothing_grows(tree: SglangTree, en
     bridge.observe(Tick(99, 99.0))
     assert len(tree.runtime.world.nodes) == nodes
     assert set(tree.runtime.requests) == {"known"}
+
+
+def test_with_verify_2_a_mirror_that_differs_is_found_at_the_next_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_SCOUT_VERIFY", "2")
+    tree = SglangTree()
+    for number in range(4):
+        tree.insert(blocks(number))
+    tree.evict(16)
+    assert tree.bridge is not None and tree.bridge.live and tree.bridge.checks
+    max(tree.runtime.world.nodes, key=lambda n: n.stamp).counts += 1
+    assert len(tree.evict(16)) == 1
+    assert not tree.bridge.live and tree.bridge.faults == {"mirror": 1}
+    assert len(tree.evict(16)) == 1, "LRU goes on"
