@@ -25,6 +25,7 @@ from radix_policy.prompts import TokenPrompt
 from radix_policy.runtime import Runtime
 
 LEAVES = (1000, 5000, 20000)
+PER_CLASS = (1, 10, 100)  # leaves that share a class, where a policy has classes
 AGENTS = 24  # CacheScout's largest table
 VICTIMS = 4  # leaves lost per eviction call, by size: 4 x LEAF_TOKENS tokens are asked for
 LEAF_TOKENS = 50
@@ -34,6 +35,8 @@ PATH_NODES = 16
 TARGET_US = {"observe": 5.0, "observe_node": 1.0, "score": 1.0}
 STATE_LIMIT = {"cachescout": 25 * 1024, "scout": 100 * 1024}
 
+IDENTITY = ("op", "core", "policy", "leaves", "identity", "part", "per_class")
+
 Point = dict[str, Any]
 
 
@@ -41,6 +44,12 @@ def add_parser(sub: Any) -> None:
     """Options of `python -m benchmarks micro`."""
     parser = sub.add_parser("micro", help="hot-path costs of the tree cores and policies")
     parser.add_argument("--leaves", default=",".join(map(str, LEAVES)), help="leaf counts, e.g. 1000,20000")
+    parser.add_argument(
+        "--per-class",
+        default=",".join(map(str, PER_CLASS)),
+        metavar="N",
+        help="leaves per class for eviction on SGLang's tree, e.g. 1,100",
+    )
     parser.add_argument("--policies", default="lru,cachescout,scout", help="default: lru,cachescout,scout")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each figure; the median counts")
     parser.add_argument("--no-engine", action="store_true", help="only radix_policy, without SGLang's tree cores")
@@ -50,6 +59,9 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables, write the file."""
     leaves = _leaf_counts(args.leaves)
+    per_class = sorted({whole(part) or 0 for part in args.per_class.split(",")})
+    if per_class[0] < 1 or per_class[-1] > 10_000:
+        raise UsageError(f"--per-class: whole numbers in 1..10000, separated by commas, not {args.per_class!r}")
     policies = words(args.policies)
     if not policies:
         raise UsageError("--policies names none")
@@ -61,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_writable(args.json)
         _forget(args.json)
-    results = Results("micro", args.argv, args.json, identity=("op", "core", "policy", "leaves", "identity", "part"))
+    results = Results("micro", args.argv, args.json, identity=IDENTITY)
     begin = time.perf_counter()
     for point in core_points(policies, leaves, args.repeats):
         results.add(point)
@@ -72,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             results.add(point)
     results.document["state_bytes"] = [state_point(policy) for policy in policies]
     spent = {"radix_policy": time.perf_counter() - begin}
-    skipped = _engine(args, results, policies, leaves, spent)
+    skipped = _engine(args, results, policies, leaves, per_class, spent)
     results.document["seconds"] = {k: round(v, 1) for k, v in spent.items()}
     results.finish()
     print(render(results.document))
@@ -83,7 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _engine(
-    args: argparse.Namespace, results: Results, policies: list[str], leaves: list[int], spent: dict[str, float]
+    args: argparse.Namespace,
+    results: Results,
+    policies: list[str],
+    leaves: list[int],
+    per_class: list[int],
+    spent: dict[str, float],
 ) -> str:
     if args.no_engine:
         return "SGLang's tree cores: not asked for (--no-engine)"
@@ -100,7 +117,7 @@ def _engine(
     skipped = []
     for core, policy in micro_engine.pairs(policies):
         try:
-            for point in micro_engine.points(core, policy, leaves, args.repeats):
+            for point in micro_engine.points(core, policy, leaves, args.repeats, per_class):
                 results.add(point)
         except micro_engine.Unavailable as error:
             skipped.append(f"{core} core, policy {policy}: skipped, {error}")
@@ -363,8 +380,9 @@ def render(document: dict[str, Any]) -> str:
         for p in engine:
             base = [stock.get((p["op"], core, p["leaves"])) for core in ("python", "rust")]
             ratios = [f"{p['us'] / us:.2f}x" if us else "-" for us in base]
-            rows.append([p["op"], p["core"], p["policy"], p["leaves"], round(p["us"], 2), *ratios])
-        parts.append(table(["SGLang", "core", "policy", "leaves", "us", "vs python lru", "vs rust lru"], rows))
+            rows.append([p["op"], p["core"], p["policy"], p["leaves"], p["classes"], round(p["us"], 2), *ratios])
+        header = ["SGLang", "core", "policy", "leaves", "classes", "us", "vs python lru", "vs rust lru"]
+        parts.append(table(header, rows))
     names = ("policy_bytes", "world_bytes", "identity_bytes", "bytes")
     rows = [
         [s["policy"], s["agents"], *(s[n] for n in names), _limit(s["bytes"], s["limit"])]

@@ -45,21 +45,32 @@ def pairs(policies: list[str]) -> list[tuple[str, str]]:
     return [("python", "lru"), ("rust", "lru"), *(("python", p) for p in own)]
 
 
-def points(core: str, policy: str, leaf_counts: list[int], repeats: int) -> Iterator[Point]:
-    """Costs at each number of leaves, each in a tree and a pool of its own, nearly full as in a busy server."""
+def points(core: str, policy: str, leaf_counts: list[int], repeats: int, per_class: list[int]) -> Iterator[Point]:
+    """Costs at each number of leaves, each in a tree and a pool of its own, nearly full as in a busy server.
+
+    Where leaves have classes, eviction also with more of them in one. It takes in all that a call costs: scores brought
+    up to date, leaves filed, SGLang's own part.
+    """
     for leaves in leaf_counts:
-        progress(f"micro: {core} core, {policy}, {leaves} leaves")
-        tree = Tree(core, policy, leaves)
-        tree.grow(leaves)
-        for op, us in tree.measure(repeats):
-            point = {"op": op, "core": core, "policy": policy, "leaves": leaves, "classes": tree.classes()}
-            yield point | {"us": round(us, 2)} | ({"victims": VICTIMS} if op == "evict" else {})
+        for each in [1] if policy == "lru" else [1, *(n for n in per_class if n > 1)]:
+            progress(f"micro: {core} core, {policy}, {leaves} leaves" + (f", {each} per class" if each > 1 else ""))
+            tree = Tree(core, policy, leaves, each)
+            tree.grow(leaves)
+            for op, us in tree.measure(repeats, evict_only=each > 1):
+                point = {"op": op, "core": core, "policy": policy, "leaves": leaves, "classes": tree.classes()}
+                point["per_class"] = each
+                yield point | {"us": round(us, 2)} | ({"victims": VICTIMS} if op == "evict" else {})
 
 
 class Tree:
-    """A `UnifiedRadixCache` with a real allocator: anchors at the root, leaves of LEAF_TOKENS tokens below them."""
+    """A `UnifiedRadixCache` with a real allocator: anchors at the root, leaves of LEAF_TOKENS tokens below them.
 
-    def __init__(self, core: str, policy: str, leaves: int) -> None:
+    `per_class` 1: sessions of 12 calls, each of another agent, so that no two leaves have a class in common. More:
+    sessions of one agent, of four times as many calls: the leaves of the latest three have classes of their own, all
+    others share one.
+    """
+
+    def __init__(self, core: str, policy: str, leaves: int, per_class: int = 1) -> None:
         set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu"))
         # Tight: freeing costs the allocator a copy of its whole free list, which is short in a server that must evict.
         room = (leaves + 2 * _PROBES) * LEAF_TOKENS + (ANCHORS + 4) * ANCHOR_TOKENS
@@ -84,7 +95,7 @@ class Tree:
             tree_components=(ComponentType.FULL,),
             tree_core_backend=core,
         )
-        self.core, self.policy = core, policy
+        self.core, self.policy, self.per_class = core, policy, per_class
         _load_plugins()
         self.cache = _build(params)
         self.bridge = getattr(self.cache.tree_core, "scout", None)  # the plug-in's link to its runtime
@@ -118,20 +129,33 @@ class Tree:
         self.add()
         self.finish(self.serial - 1)
 
+    def caller(self, serial: int) -> tuple[int, int]:
+        """Agent and session of a leaf's call."""
+        if self.per_class == 1:
+            return serial % ANCHORS, serial // _TURNS
+        session = serial // (4 * self.per_class)
+        return session % ANCHORS, session
+
+    def key(self, serial: int) -> "array[int]":
+        """The tokens from the root to the end of a leaf."""
+        first = 1_000_000 + serial * LEAF_TOKENS
+        return _anchor(self.caller(serial)[0]) + array("q", range(first, first + LEAF_TOKENS))
+
     def announce(self, serial: int) -> None:
         """The request of the next leaf enters the engine: a call of a session, by one of the agents."""
         if self.bridge is None:
             return
-        tag = Tag(f"agent{serial % ANCHORS}", f"session{serial // _TURNS}")
+        agent, session = self.caller(serial)
+        tag = Tag(f"agent{agent}", f"session{session}")
         self.bridge.tick(10 * serial, 0.1 * serial)
-        self.bridge.arrived(RequestArrived(str(serial), TokenPrompt(_key(serial)), tag=tag))
+        self.bridge.arrived(RequestArrived(str(serial), TokenPrompt(self.key(serial)), tag=tag))
         req = SimpleNamespace(rid=str(serial), session=None)
-        self.cache.match_prefix(MatchPrefixParams(key=RadixKey(_key(serial)), req=req))
+        self.cache.match_prefix(MatchPrefixParams(key=RadixKey(self.key(serial)), req=req))
 
     def add(self) -> None:
         """Insert the next leaf below an anchor that is there."""
-        slots = torch.cat([self.anchor_slots[self.serial % ANCHORS], self._slots(LEAF_TOKENS)])
-        key = RadixKey(_key(self.serial))
+        slots = torch.cat([self.anchor_slots[self.caller(self.serial)[0]], self._slots(LEAF_TOKENS)])
+        key = RadixKey(self.key(self.serial))
         if self.bridge is not None:
             self.bridge.inserting = str(self.serial)
         self.cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=ANCHOR_TOKENS))
@@ -149,12 +173,16 @@ class Tree:
         result = self.cache.evict(EvictParams(num_tokens=VICTIMS * LEAF_TOKENS))
         self.leaves -= result.num_tokens_evicted // LEAF_TOKENS
 
-    def measure(self, repeats: int) -> Iterator[tuple[str, float]]:
+    def measure(self, repeats: int, evict_only: bool = False) -> Iterator[tuple[str, float]]:
         """(op, microseconds per operation) at the present size."""
         size = self.leaves
         yield "evict", median_us(self.evict, max(repeats, 9), 1, lambda: self.grow(size))
+        if self.bridge is not None and self.bridge.faults:
+            raise Unavailable(f"the plug-in counted faults: {self.bridge.faults}")
+        if evict_only:
+            return
         self.grow(size)
-        recent = [_key(self.serial - 1 - i) for i in range(_PROBES)]
+        recent = [self.key(self.serial - 1 - i) for i in range(_PROBES)]
 
         def match_all() -> None:
             for tokens in recent:
@@ -210,8 +238,3 @@ def _build(params: CacheInitParams) -> Any:
 
 def _anchor(anchor: int) -> "array[int]":
     return array("q", range(anchor * ANCHOR_TOKENS, (anchor + 1) * ANCHOR_TOKENS))
-
-
-def _key(serial: int) -> "array[int]":
-    first = 1_000_000 + serial * LEAF_TOKENS
-    return _anchor(serial % ANCHORS) + array("q", range(first, first + LEAF_TOKENS))

@@ -61,6 +61,8 @@ def test_figures_of_two_runs_are_never_mixed(tmp_path: Path) -> None:
         (["--policies", "nonsense"], "unknown policy 'nonsense'"),
         (["--policies", ","], "--policies names none"),
         (["--repeats", "0"], "--repeats"),
+        (["--per-class", "0,1"], "--per-class"),
+        (["--per-class", "1,many"], "--per-class"),
         (["--json", "/proc/x"], "/proc/x"),
         (["--json", "/dev/full"], "not a regular file"),
     ],
@@ -97,7 +99,7 @@ def test_learned_state_does_not_grow_with_sessions() -> None:
 
 def test_the_table_gives_ratios_to_the_stock_cores() -> None:
     def p(core: str, policy: str, us: float) -> dict[str, object]:
-        return {"op": "evict", "core": core, "policy": policy, "leaves": 1000, "classes": 1, "us": us}
+        return {"op": "evict", "core": core, "policy": policy, "leaves": 1000, "classes": 1, "us": us, "per_class": 1}
 
     text = micro.render({"points": [p("python", "lru", 100.0), p("rust", "lru", 10.0), p("python", "scout", 50.0)]})
     assert text.splitlines()[-1].split()[-2:] == ["0.50x", "5.00x"]
