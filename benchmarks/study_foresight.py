@@ -57,7 +57,7 @@ def told(workload: Workload, when: bool) -> type[ScoutPolicy]:
                         agent = self.world.identifier.agents.find(session.namespace, "tag:" + call.agent)
                     if not 0 <= agent < self._agents:
                         return super()._reach_of(session) * (call is not None)
-                    onward = self._onward(self._step(session.entry, session.calls + 1).weights, agent) * self.gamma
+                    onward = self._onward(self._step(session.entry, session.calls + 1), agent) * self.gamma
                     onward[agent] = 1.0
                     return onward
 

@@ -1,13 +1,14 @@
 """When a session is over: the END hazard, learned under censoring.
 
-    e_i      = (N[i][END] + kappa * pooled) / (N[i] + kappa)                 after an agent
+    e_i      = (N[i][END] + K * s_i) / (N[i] + K)                            after an agent: the chain's counts fade
+    s_i      = (ends_i + kappa * pooled) / (trials_i + kappa)                over all time
     e_ty(n)  = (ends + kappa' * prior) / (trials + kappa')                   by entry agent ty and turn bucket b(n)
                prior = half the type's mean, half the bucket's mean over all types
     ebar_ty  = the type's mean
     odds(e)  = odds(e_i) * odds(e_ty(n)) / odds(ebar_ty) * (what the output's length says, lengths.py)
 
-An agent that never closes a session stays at e = 0, whatever the turn. Of later turns only the ratio of the odds of
-going on is used (`odds`), for the mean agent.
+An agent that never closes a session stays near e = 0, whatever the turn. Of later turns only the ratio of the odds of
+going on is used (`odds_of`), for the mean agent.
 
 A trial is a call after which it was seen what the session did: call again, or end (closed, or silent for longer than
 `tend` times the 95 % quantile of the gaps). Those still waiting are censored, and the longer gaps of the ended ones
@@ -33,6 +34,7 @@ _SINGLE = 7  # turns 1..7 have a bucket each
 _WIDTH = 4  # later ones share one by fours
 BUCKETS = 40
 _NEVER = 0.999  # no rate is above
+_LONG = 300.0  # K: the faded counts are some 50 calls, too few for a rate of a tenth
 _RARELY = 1e-4  # and none of a turn's below, so that ratios of odds stay finite
 
 
@@ -147,10 +149,13 @@ class EndModel:
         row_ends = [chain.ends(i) + soft[i] for i in range(agents)]
         row_all = [chain.total(i) + row_ends[i] for i in range(agents)]
         pooled = sum(row_ends) / max(sum(row_all), 1.0)
-        self._agent_rates = [
-            min((e + agent_prior * pooled) / (n + agent_prior), _NEVER) for e, n in zip(row_ends, row_all, strict=True)
-        ]
-        self.lengths.refresh(self._agent_rates, by_length)
+        self._agent_rates = []
+        for agent in range(agents):
+            over, calls = self.lengths.sums(agent)
+            long = (over + soft[agent] + agent_prior * pooled) / (calls + soft[agent] + agent_prior)
+            recent = (row_ends[agent] + _LONG * long) / (row_all[agent] + _LONG)
+            self._agent_rates.append(min(recent, _NEVER))
+        self.lengths.refresh(by_length)
         # columns first, then what is left: sums in index order, whatever the machine's vectors are
         all_ends, all_trials = np.add.reduce(ends, axis=0), np.add.reduce(trials, axis=0)
         overall = sum(all_ends.tolist()) / max(sum(all_trials.tolist()), 1.0)
@@ -167,12 +172,6 @@ class EndModel:
     def agent_rate(self, agent: int) -> float:
         """e_i of the last refresh."""
         return self._agent_rates[agent] if 0 <= agent < len(self._agent_rates) else 0.0
-
-    def odds(self, entry: int, turns: int) -> float:
-        """(1 - e_ty(n)) / (1 - ebar_ty): how much likelier than on average a session goes on after this turn."""
-        if not 0 <= entry < len(self._odds):
-            return 1.0
-        return float(self._odds[entry, bucket(turns)])
 
     def odds_of(self, entry: int, turns: int, steps: int) -> NDArray[np.float64]:
         """The odds after turns `turns`, `turns` + 1, ... (`steps` of them)."""

@@ -185,6 +185,7 @@ class Guard:
             ghost = self._ghosts[number] = _Ghost(number, node, mark, parent.id)
             self._ghost_tokens += ghost.tokens
             self._at.setdefault(parent.id, []).append(number)
+            below = self._joined(ghost, below)
         for hanging in below:
             ghost = self._ghosts[hanging]
             if number is None or parent is None:
@@ -200,6 +201,25 @@ class Guard:
         if len(self._ghosts) > _GHOSTS:
             self._forget(next(iter(self._ghosts.values())))
         self._balance(node)
+
+    def _joined(self, ghost: _Ghost, below: list[int]) -> list[int]:
+        """Take in what was cut off this leaf's end before: a leaf lost bit by bit is one ghost, as if lost whole.
+
+        Returns the ghosts that are left to hang anew. One with a mark of its own (a dead end) stays apart.
+        """
+        for number in below:
+            tail = self._ghosts[number]
+            cut_here = tail.start == ghost.start + ghost.tokens and tail.stamp == ghost.stamp
+            if cut_here and tail.head is None and tail.mark is None:
+                ghost.tokens += tail.tokens
+                ghost.below = tail.below
+                del self._ghosts[number]
+                left = [hanging for hanging in below if hanging != number]
+                for hanging in left:
+                    if self._ghosts[hanging].head == number:
+                        self._ghosts[hanging].head = ghost.number
+                return left
+        return below
 
     def matched(self, prompt: Prompt, path: Sequence[Node], root: int, session: int) -> None:
         """A prompt was looked up; `path` was found below `root`."""

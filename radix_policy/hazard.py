@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,13 +85,6 @@ def blocks_of(horizon: int) -> NDArray[np.intp]:
     return np.array([*starts, horizon])
 
 
-class Steps(NamedTuple):
-    """What the blocks of steps weigh: w_k = gamma^(k-1) * odds(n + k - 1) / odds(n) as running products, capped."""
-
-    weights: NDArray[np.float32]  # w at each block
-    odds: float  # of going on after the present turn
-
-
 class View(Gauge):
     """What the model keeps of one live session: `factor` is c, `version` changes with `reach`."""
 
@@ -134,7 +127,7 @@ class HazardModel:
         self._h = np.zeros((1, 0, 0), dtype=np.float32)  # by block of steps, discounted to its first
         self._stay: list[float] = []  # 1 - e_i
         self._states: dict[Context, int] = {}  # rows of `_h` after those of the agents
-        self._steps: dict[tuple[int, int], Steps] = {}
+        self._steps: dict[tuple[int, int], NDArray[np.float32]] = {}
         self.gamma = config.gamma  # as adapted to the turnover
         self._held = 0  # tokens in the tree
         self.evicted = 0  # tokens evicted so far
@@ -352,22 +345,20 @@ class HazardModel:
         starts, discounts = self._starts.tolist(), self._discounts.astype(np.float32)
         return np.stack([np.einsum("k,kij->ij", discounts[: b - a], h[a:b]) for a, b in pairwise(starts)])
 
-    def _step(self, entry: int, turns: int) -> Steps:
-        """The weights of the blocks for sessions of that type and turn."""
+    def _step(self, entry: int, turns: int) -> NDArray[np.float32]:
+        """What the blocks of steps weigh for sessions of that type and turn."""
         known = self._steps.get((entry, turns))
         if known is None:
             known = self._steps[entry, turns] = self._new_step(entry, turns)
         return known
 
-    def _new_step(self, entry: int, turns: int) -> Steps:
+    def _new_step(self, entry: int, turns: int) -> NDArray[np.float32]:
+        """w_k = gamma^(k-1) * odds(n + k - 1) / odds(n) as running products, capped, at the start of each block."""
         odds = self._odds(entry, turns, self.config.horizon + 1)
         ratios = np.ones(len(odds))
         ratios[1:] = np.minimum(np.multiply.accumulate(odds[1:]), self.config.odds_cap)
-        at, middle, discounts = self._starts[:-1], self._middles, self._discounts
-        return Steps(
-            (discounts[at] * ratios[middle]).astype(np.float32),
-            float(odds[0]),
-        )
+        weights: NDArray[np.float32] = (self._discounts[self._starts[:-1]] * ratios[self._middles]).astype(np.float32)
+        return weights
 
     def _review(self, session: Session) -> None:
         """Recompute e and G of one session where its state changed."""
@@ -406,12 +397,12 @@ class HazardModel:
 
     def _reach_of(self, session: Session) -> NDArray[np.float64]:
         """G before its cap."""
-        steps, state = self._step(session.entry, session.calls), self._state_of((*session.trail, session.agent))
-        return self._onward(steps.weights, state) / max(self._stay[session.agent], 1e-3)
+        weights, state = self._step(session.entry, session.calls), self._state_of((*session.trail, session.agent))
+        return self._onward(weights, state) / max(self._stay[session.agent], 1e-3)
 
     def _reaches_of(self, sessions: Sequence[Session]) -> Iterable[NDArray[np.float64]]:
         """The same of many."""
-        weights = np.array([self._step(s.entry, s.calls).weights for s in sessions])
+        weights = np.array([self._step(s.entry, s.calls) for s in sessions])
         states = np.array([self._state_of((*s.trail, s.agent)) for s in sessions])
         going_on = np.array([max(self._stay[s.agent], 1e-3) for s in sessions])
         reach = np.zeros((len(sessions), self._agents), dtype=np.float32)
@@ -429,7 +420,7 @@ class HazardModel:
         if j >= self._agents:
             return reach
         state = self._state_of((session.trail[1], session.agent, j))
-        onward = self._onward(self._step(session.entry, session.calls + 1).weights, state) * self.gamma
+        onward = self._onward(self._step(session.entry, session.calls + 1), state) * self.gamma
         onward[j] = 1.0
         return trust * onward + (1.0 - trust) * reach
 
@@ -442,7 +433,7 @@ class HazardModel:
         if total > 0:
             for i, n in starts.items():
                 if i < agents:
-                    onward = self._onward(self._new_step(i, 1).weights, i) * self.gamma
+                    onward = self._onward(self._new_step(i, 1), i) * self.gamma
                     onward[i] = 1.0
                     worth += n / total * np.minimum(onward, 1.0)
         cycle = world.gaps.cycle

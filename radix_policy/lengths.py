@@ -1,18 +1,20 @@
 """What the length of an output says about END: the answer that closes a session often has a length of its own.
 
-    e_ib   = (ends_ib + kappa * e_i) / (trials_ib + kappa)      agent i, output length in bucket b (powers of two)
-    factor = 1 + w * (r - 1)      of the odds of END;   r = odds(e_ib) / odds(e_i)
+    r_i    = ends_i / trials_i                                        agent i, all lengths together
+    r_ib   = (ends_ib + kappa * r_i) / (trials_ib + kappa)            output length in bucket b (powers of two)
+    factor = 1 + w * (odds(r_ib) / odds(r_i) - 1)                     of the odds of END (ends.py)
 
-with e_i as in ends.py and w = 1 / (1 + exp(1 - L)) the weight that lengths have earned, by the evidence for them
+with w = 1 / (1 + exp(1 - L)) the weight that lengths have earned, by the evidence for them
 
-    L = sum over i, b of   ends * log(e'_ib / e_i) + (trials - ends) * log((1 - e''_ib) / (1 - e_i))
+    L = sum over i, b of   ends * log(r'_ib / r_i) + (trials - ends) * log((1 - r''_ib) / (1 - r_i))
 
-where e' and e'' leave out the call that they are the chance of, so that chance is no evidence. Where lengths say
-nothing, w is small. All follows from the counts: an END that is taken back leaves no trace.
+where r' and r'' leave out the call that they are the chance of, so that chance is no evidence. Only the counts of this
+table are compared, which do not fade, so that the factor is about lengths alone. Where lengths say nothing, w is small.
+All follows from the counts: an END that is taken back leaves no trace.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import exp, log
 
 KINDS = 12  # buckets: 0 tokens (unknown, aborted), 1, 2..3, 4..7, ..., 1024 and more
@@ -32,14 +34,14 @@ class LengthEvidence:
 
     def __init__(self) -> None:
         self.weight = 0.0  # w, as of the last refresh
-        self._ends = array("f")  # [agent * KINDS + kind]; whole numbers, exact up to 2^24
-        self._trials = array("f")
-        self._ratios = array("f")  # r, as of the last refresh
+        self._ends = array("d")  # [agent * KINDS + kind]
+        self._trials = array("d")
+        self._ratios = array("f")  # odds(r_ib) / odds(r_i), as of the last refresh
 
     @property
     def nbytes(self) -> int:
         """Bytes of the counts and ratios."""
-        return 4 * (len(self._ends) + len(self._trials) + len(self._ratios))
+        return 8 * (len(self._ends) + len(self._trials)) + 4 * len(self._ratios)
 
     def ensure(self, agents: int) -> None:
         """Make room for agent ids below `agents`."""
@@ -61,22 +63,32 @@ class LengthEvidence:
         self._trials[agent * KINDS + kind] -= 1.0
         self._ends[agent * KINDS + kind] -= 1.0
 
-    def refresh(self, agent_rates: Sequence[float], shares: Mapping[int, float]) -> None:
-        """Rebuild r and w; `agent_rates`: e_i; `shares`: of undecided ENDs, by agent * KINDS + kind."""
+    def sums(self, agent: int) -> tuple[float, float]:
+        """(ends, trials) of an agent, all lengths together, since the start."""
+        first, last = agent * KINDS, (agent + 1) * KINDS
+        return sum(self._ends[first:last]), sum(self._trials[first:last])
+
+    def refresh(self, shares: Mapping[int, float]) -> None:
+        """Rebuild the ratios and w; `shares`: of undecided ENDs, by agent * KINDS + kind."""
         evidence, ratios = _START, array("f", [1.0]) * len(self._ends)
-        for at, trials in enumerate(self._trials):
-            share = shares.get(at, 0.0)
-            trials += share
-            if trials <= 0 or at % KINDS == UNKNOWN_LENGTH:
-                continue
-            ends = self._ends[at] + share
-            e = _inside(agent_rates[at // KINDS])
-            own = _inside((ends + _KAPPA * e) / (trials + _KAPPA))
-            ratios[at] = own / (1.0 - own) * (1.0 - e) / e
-            others = max(trials - 1.0, 0.0) + _KAPPA
-            if ends > 0:
-                evidence += ends * log(_inside((max(ends - 1.0, 0.0) + _KAPPA * e) / others) / e)
-            evidence += (trials - ends) * log((1.0 - _inside((ends + _KAPPA * e) / others)) / (1.0 - e))
+        for first in range(0, len(self._ends), KINDS):
+            known = []  # (place, ends, trials) of the lengths that were seen
+            for at in range(first + UNKNOWN_LENGTH + 1, first + KINDS):
+                share = shares.get(at, 0.0)
+                trials = self._trials[at] + share
+                if trials > 0:
+                    known.append((at, self._ends[at] + share, trials))
+            if len(known) < 2:
+                continue  # all of one length
+            rate = _inside(sum(e for _, e, _ in known) / sum(n for _, _, n in known))
+            odds = (1.0 - rate) / rate
+            for at, ends, trials in known:
+                own = _inside((ends + _KAPPA * rate) / (trials + _KAPPA))
+                ratios[at] = own / (1.0 - own) * odds
+                others = max(trials - 1.0, 0.0) + _KAPPA
+                if ends > 0:
+                    evidence += ends * log(_inside((max(ends - 1.0, 0.0) + _KAPPA * rate) / others) / rate)
+                evidence += (trials - ends) * log((1.0 - _inside((ends + _KAPPA * rate) / others)) / (1.0 - rate))
         self._ratios = ratios
         self.weight = 1.0 / (1.0 + exp(min(-evidence, 50.0)))
 

@@ -32,7 +32,7 @@ _FORGET = 0.99
 _FLOOR = 1e-4
 _LIGHT, _HEAVY, _KAPPA = 0.5, 20.0, 3.0
 _PER_STATE = 6  # contexts counted at most, for each that may get a state; the one not seen for longest goes first
-_FADE = 0.98  # of a context's counts
+_FADE = 0.99  # of a context's counts
 _FAINT = 0.15  # weight of a predictor that is not worth states
 FAST, SLOW, FLAT, PAIR, TRIPLE = range(5)
 

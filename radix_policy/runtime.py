@@ -27,6 +27,7 @@ from radix_policy.gaps import GapHistogram
 from radix_policy.grouped_index import GroupedDrain, GroupedIndex
 from radix_policy.identity import POOLED, Identifier, IdentityConfig
 from radix_policy.leaf_index import Drain, LeafIndex
+from radix_policy.lengths import UNKNOWN_LENGTH, length_kind
 from radix_policy.nodes import UNKNOWN, Node, NodeTable
 from radix_policy.sessions import Session, SessionTable
 from radix_policy.starts import Starts
@@ -59,6 +60,7 @@ class Request:
 
     __slots__ = (
         "agent",
+        "call",
         "final",
         "matched",
         "namespace",
@@ -94,6 +96,7 @@ class Request:
         self.next_agent = UNKNOWN  # the client's forecast, UNKNOWN when none or never seen
         self.priority = priority
         self.matched = False
+        self.call = 0  # which call of its session it is, from 1
         self.state: Any = None
 
 
@@ -238,6 +241,7 @@ class Runtime:
         world.calls += 1
         session.next_agent = request.next_agent
         world.sessions.called(session, agent, now)
+        request.call = session.calls
 
     def _matched(self, event: PrefixMatched) -> None:
         request = self.requests.get(event.rid)
@@ -262,7 +266,10 @@ class Runtime:
             now = self.world.clock.seconds
             if session.running == 1:
                 self.world.services.add(now - session.started_at)
-            self.world.sessions.finished(session, now, 0 if event.aborted else event.output_tokens)
+            length = None
+            if request.call == session.calls:  # the latest one
+                length = UNKNOWN_LENGTH if event.aborted else length_kind(event.output_tokens)
+            self.world.sessions.finished(session, now, length)
             if request.final:
                 self._end(session)
         self.policy.on_finish(request)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from radix_policy.ends import EndMark
-from radix_policy.lengths import UNKNOWN_LENGTH, length_kind
+from radix_policy.lengths import UNKNOWN_LENGTH
 from radix_policy.nodes import UNKNOWN
 
 
@@ -114,11 +114,12 @@ class SessionTable:
         visits[agent] = visits.get(agent, 0) + 1
         self._idle.pop(session.id, None)
 
-    def finished(self, session: Session, seconds: float, output_tokens: int = 0) -> None:
-        """A call of the session left the engine; `output_tokens` 0: not known."""
+    def finished(self, session: Session, seconds: float, length: int | None = None) -> None:
+        """A call of the session left the engine; `length`: the kind of its output if it was the latest call."""
         left = session.running - 1
         session.running = left if left > 0 else 0
-        session.length_kind = length_kind(output_tokens)
+        if length is not None:
+            session.length_kind = length
         if seconds > session.finished_at:
             session.finished_at = seconds
         if left <= 0 and not session.ended and session.id in self._by_id:

@@ -16,9 +16,13 @@ def model(decay: float = 1.0) -> EndModel:
 def rates(ends: EndModel, agents: int = 3) -> list[float]:
     return [
         *(ends.agent_rate(a) for a in range(agents)),
-        *(ends.odds(entry, turns) for entry in range(agents) for turns in (1, 2, 3, 9)),
+        *(odds_after(ends, entry, turns) for entry in range(agents) for turns in (1, 2, 3, 9)),
         *(ends.rate(a, (a + 1) % agents, turns, kind) for a in range(agents) for turns in (1, 9) for kind in (0, 1, 5)),
     ]
+
+
+def odds_after(ends: EndModel, entry: int, turns: int) -> float:
+    return float(ends.odds_of(entry, turns, 1)[0])
 
 
 def odds(rate: float) -> float:
@@ -35,27 +39,33 @@ def test_end_rates_by_hand() -> None:
         ends.end(1, 0, 2)
     ends.end(0, 0, 1)
     ends.refresh(agent_prior=2.0, turn_prior=3.0)
-    assert ends.agent_rate(0) == pytest.approx((1 + 2 * 0.5) / (4 + 2))
-    assert ends.agent_rate(1) == pytest.approx((2 + 2 * 0.5) / (2 + 2))
+    e_0 = (1 + 300 * (1 + 2 * 0.5) / (4 + 2)) / (4 + 300)
+    e_1 = (2 + 300 * (2 + 2 * 0.5) / (2 + 2)) / (2 + 300)
+    assert (ends.agent_rate(0), ends.agent_rate(1)) == pytest.approx((e_0, e_1))
     mean = 0.5  # of the type: 3 ends in 6 trials, with a prior of the same
     first, second = (1 + 3 * 0.5) / (4 + 3), (2 + 3 * 0.5) / (2 + 3)  # of the buckets over all types
     e1 = (1 + 3 * (mean + first) / 2) / (4 + 3)
     e2 = (2 + 3 * (mean + second) / 2) / (2 + 3)
-    assert ends.odds(0, 1) == pytest.approx((1 - e1) / (1 - mean))
-    assert ends.odds(0, 2) == pytest.approx((1 - e2) / (1 - mean))
-    joint = odds(0.75) * odds(e2) / odds(mean)
+    assert odds_after(ends, 0, 1) == pytest.approx((1 - e1) / (1 - mean))
+    assert odds_after(ends, 0, 2) == pytest.approx((1 - e2) / (1 - mean))
+    joint = odds(e_1) * odds(e2) / odds(mean)
     assert ends.rate(1, 0, 2) == pytest.approx(joint / (1 + joint))
-    assert ends.rate(1, -1, 2) == pytest.approx(0.75)
+    assert ends.rate(1, -1, 2) == pytest.approx(e_1)
     assert (ends.counts(0, 1), ends.counts(0, 2), ends.counts(0, 3)) == ((1, 4), (2, 2), (0, 0))
 
 
 def test_nothing_seen_means_no_end_and_even_odds() -> None:
     ends = model()
     ends.refresh()
-    assert (ends.agent_rate(0), ends.odds(0, 1), ends.rate(5, 5, 5)) == (0.0, 1.0, 0.0)
+    assert (ends.agent_rate(0), odds_after(ends, 0, 1), ends.rate(5, 5, 5)) == (0.0, 1.0, 0.0)
     ends.ensure(2)
     ends.refresh()
-    assert (ends.agent_rate(1), ends.odds(1, 7), ends.rate(1, 1, 1), ends.rate(-1, -1, 1)) == (0.0, 1.0, 0.0, 0.0)
+    assert (ends.agent_rate(1), odds_after(ends, 1, 7), ends.rate(1, 1, 1), ends.rate(-1, -1, 1)) == (
+        0.0,
+        1.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_a_session_that_always_ends_at_turn_three_is_seen_to() -> None:

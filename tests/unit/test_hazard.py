@@ -111,7 +111,7 @@ def test_g_follows_the_formula_where_the_odds_of_turns_differ(cap: float) -> Non
     h = first_passage(p * (1 - end)[:, None], 24).astype(np.float64)
     spread = []
     for session in live(stage):
-        odds = [ends.odds(session.entry, session.calls + k) for k in range(24)]
+        odds = ends.odds_of(session.entry, session.calls, 24)
         ratio = np.minimum(np.cumprod([1.0, *odds[1:]]), cap)
         weights = GAMMA ** np.arange(24) * ratio
         exact = np.minimum((weights[:, None] * h[:, session.agent]).sum(axis=0) / (1 - end[session.agent]), 1.0)

@@ -81,7 +81,7 @@ class Naive:
         row: dict[int, float] = {}
         for *trail, j in self.log:
             if tuple(trail[-len(context) :]) == context and min(context) >= 0:
-                row = {k: 0.98 * n for k, n in row.items()}
+                row = {k: 0.99 * n for k, n in row.items()}
                 row[j] = row.get(j, 0.0) + 1.0
         return row
 
