@@ -220,26 +220,22 @@ class Bridge:
         self._last = node.id
         return node.id
 
-    def cut(self, node: int) -> int | None:
-        """Tokens that this victim loses, from its end, whole pages; None: all of it.
+    def cut(self, node: int, least: int = 0) -> int | None:
+        """Tokens that this victim loses, from its end, whole pages, and at least `least`; None: all of it.
 
-        More is never needed than `shortfall` says; where that is not known, a victim goes whole.
+        Where `shortfall` is not known, it loses all that its score speaks for.
         """
-        if self.shortfall is None:
-            return None
         try:
-            runtime, short = self.runtime, self.shortfall()
+            runtime = self.runtime
+            record, page = runtime.world.nodes[node], runtime.world.page_size
+            short = record.length if self.shortfall is None else self.shortfall()
             if short <= 0:
                 return None  # SGLang asks for one more victim before it looks whether it needs one
-            record = runtime.world.nodes[node]
-            drop = runtime.policy.cut(record, short, runtime.world.page_size)
+            drop = runtime.policy.cut(record, max(short, least), page)
         except Exception:
             self.count_fault("cut")
             return None
-        if not 0 < drop < record.length or drop % runtime.world.page_size:
-            return None
-        self.counters["trims"] += 1
-        return drop
+        return drop if 0 < drop < record.length and drop % page == 0 else None
 
     def _give_up(self) -> None:
         """Call inside `except`: the rest of this call goes by LRU; the index, maybe half done, is filled anew."""
@@ -262,13 +258,15 @@ class Bridge:
             self.fail("victim")
         self._drain = None
 
-    def differs(self, lines: Sequence[str]) -> None:
-        """The mirror was compared with the tree; `lines`: where they differ."""
-        if not lines or not self.live:
+    def compare(self, differences: Callable[[], Sequence[str]]) -> None:
+        """Compare the mirror with the tree; `differences` says where they differ."""
+        if not self.live:
             return
         try:
-            raise AssertionError("; ".join(lines[:5]))
-        except AssertionError:
+            lines = differences()
+            if lines:
+                raise AssertionError("; ".join(lines[:5]))
+        except Exception:
             self.fail("mirror")
 
     @property

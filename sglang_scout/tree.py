@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "scout"
 _CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+# What is cut off into the host tier stays there as a node of its own, and write-back waits for each copy: not for a few
+# tokens at a time.
+HOST_QUANTUM = 256
 
 
 class ScoutTreeCore(UnifiedTreeCore):
@@ -153,6 +156,7 @@ class ScoutTreeCore(UnifiedTreeCore):
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
         self._asked = request_cnt
+        self._after_trim = []
         if not self.scout.begin_walk():
             self.scout.begin_call(self.evictable_device_leaves, "device_calls")
             super().evict_device_start(component_type, request_cnt)
@@ -199,7 +203,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         """
         if leaf.write_through_pending_id is not None or leaf.load_back_pending_id is not None:
             return
-        drop = self.scout.cut(leaf.id)
+        drop = self.scout.cut(leaf.id, HOST_QUANTUM if leaf.backuped or self.is_write_back else 0)
         if drop is None:
             return
         self._trimming = leaf.last_access_time
@@ -207,6 +211,7 @@ class ScoutTreeCore(UnifiedTreeCore):
             _, action = self._split_node(leaf.key, leaf, len(leaf.key) - drop)
         finally:
             self._trimming = None
+        self.scout.counters["trims"] += 1
         if action is not None:
             self._after_trim.append(action)
 
@@ -217,7 +222,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         else:
             self.scout.end_call()
         if self.scout.checks:
-            self.scout.differs(differences(self))
+            self.scout.compare(lambda: differences(self))
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         self.scout.begin_call(self.evictable_host_leaves, "host_calls")

@@ -110,4 +110,5 @@ def test_random_traffic(case: str, start_server: Any, post: Any) -> None:
     state = assert_sound(server)
     assert not seen["failed"] and not seen["wrong"] and seen["answered"] > CLIENTS and seen["cached"] > 0
     assert seen["cut off"] == 0 or state["counters"]["aborted"] > 0
-    assert state["counters"]["device_calls"] > 10 and state["counters"]["trims"] > 0
+    assert state["counters"]["device_calls"] > 10
+    assert case == "host tier" or state["counters"]["trims"] > 0
