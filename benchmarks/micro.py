@@ -58,10 +58,8 @@ def add_parser(sub: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the tables, write the file."""
-    leaves = _leaf_counts(args.leaves)
-    per_class = sorted({whole(part) or 0 for part in args.per_class.split(",")})
-    if per_class[0] < 1 or per_class[-1] > 10_000:
-        raise UsageError(f"--per-class: whole numbers in 1..10000, separated by commas, not {args.per_class!r}")
+    leaves = _counts("--leaves", args.leaves, 500, 200_000)
+    per_class = _counts("--per-class", args.per_class, 1, 10_000)
     policies = words(args.policies)
     if not policies:
         raise UsageError("--policies names none")
@@ -133,10 +131,10 @@ def _forget(path: str) -> None:
         Path(path).unlink()
 
 
-def _leaf_counts(text: str) -> list[int]:
+def _counts(option: str, text: str, low: int, high: int) -> list[int]:
     counts = sorted({whole(part) or 0 for part in text.split(",")})
-    if counts[0] < 500 or counts[-1] > 200_000:
-        raise UsageError(f"--leaves: whole numbers in 500..200000, separated by commas, not {text!r}")
+    if counts[0] < low or counts[-1] > high:
+        raise UsageError(f"{option}: whole numbers in {low}..{high}, separated by commas, not {text!r}")
     return counts
 
 

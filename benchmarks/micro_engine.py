@@ -60,6 +60,8 @@ def points(core: str, policy: str, leaf_counts: list[int], repeats: int, per_cla
                 point = {"op": op, "core": core, "policy": policy, "leaves": leaves, "classes": tree.classes()}
                 point["per_class"] = each
                 yield point | {"us": round(us, 2)} | ({"victims": VICTIMS} if op == "evict" else {})
+            if tree.bridge is not None and tree.bridge.faults:
+                raise Unavailable(f"the plug-in counted faults: {tree.bridge.faults}")
 
 
 class Tree:
@@ -177,8 +179,6 @@ class Tree:
         """(op, microseconds per operation) at the present size."""
         size = self.leaves
         yield "evict", median_us(self.evict, max(repeats, 9), 1, lambda: self.grow(size))
-        if self.bridge is not None and self.bridge.faults:
-            raise Unavailable(f"the plug-in counted faults: {self.bridge.faults}")
         if evict_only:
             return
         self.grow(size)
@@ -209,8 +209,6 @@ class Tree:
                 self.announce(serial)
 
         yield "insert", median_us(add_all, repeats, _PROBES, next_requests)
-        if self.bridge is not None and self.bridge.faults:
-            raise Unavailable(f"the plug-in counted faults: {self.bridge.faults}")
 
     def _slots(self, tokens: int) -> torch.Tensor:
         slots = self.allocator.alloc(tokens)

@@ -9,6 +9,7 @@ the request broadcast as one more local request and is taken out again on every 
 same everywhere, costs no collective of its own and never counts as activity.
 """
 
+import functools
 import logging
 import pkgutil
 import sys
@@ -162,31 +163,25 @@ def around_evict(
     Not the count that a walk is begun with: SGLang raises that to all that can be evicted. The tokens that are free
     fall short of a target, or those evicted of a number; with a predicate of the allocator's nobody can tell.
     """
+    evict = functools.partial(
+        original,
+        cache,
+        request_by_type,
+        tracker,
+        available_size_targets,
+        allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+    )
     bridge = bridge_of(cache)
     if bridge is None:
-        return original(
-            cache,
-            request_by_type,
-            tracker,
-            available_size_targets,
-            allocation_reclaim_satisfied=allocation_reclaim_satisfied,
-        )
-    outer = bridge.shortfall
+        return evict()
+    outer, bridge.shortfall = bridge.shortfall, None
     try:
-        bridge.shortfall = _shortfall(cache, request_by_type, tracker, available_size_targets)
-        if allocation_reclaim_satisfied is not None:
-            bridge.shortfall = None
+        if allocation_reclaim_satisfied is None:
+            bridge.shortfall = _shortfall(cache, request_by_type, tracker, available_size_targets)
     except Exception:
-        bridge.shortfall = None
         bridge.count_fault("shortfall")
     try:
-        return original(
-            cache,
-            request_by_type,
-            tracker,
-            available_size_targets,
-            allocation_reclaim_satisfied=allocation_reclaim_satisfied,
-        )
+        return evict()
     finally:
         bridge.shortfall = outer
 

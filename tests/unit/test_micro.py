@@ -1,5 +1,6 @@
 """`micro`: the figures are there and have the right form; how fast this machine is, is no test."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -107,7 +108,8 @@ def test_the_table_gives_ratios_to_the_stock_cores() -> None:
 
 @pytest.mark.slow  # +1 min
 def test_stock_cores_and_the_plug_ins_core_are_measured(tmp_path: Path) -> None:
-    pytest.importorskip("sglang")
+    if importlib.util.find_spec("sglang") is None:  # not imported: here it may lack the CPU engine's variable
+        pytest.skip("SGLang is not installed")
     import subprocess
 
     out = tmp_path / "m.json"
