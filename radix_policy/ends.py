@@ -115,10 +115,19 @@ class EndModel:
 
     def undo(self, mark: EndMark) -> None:
         """It had not ended after all: as if `end` had never been called."""
-        self._ends[mark.entry * BUCKETS + mark.bucket] -= 1.0
-        self._trials[mark.entry * BUCKETS + mark.bucket] -= 1.0
+        at = mark.entry * BUCKETS + mark.bucket
+        if self._ends[at] > 0:  # else it was forgotten
+            self._ends[at] -= 1.0
+            self._trials[at] -= 1.0
         self.lengths.undo(mark.agent, mark.kind)
         self.transitions.undo_end(mark.agent, mark.row_mark)
+
+    def forget(self, agent: int) -> None:
+        """The id goes to another agent. The chain's counts fade by themselves."""
+        if agent < self._agents:
+            self.lengths.forget(agent)
+            for counts in (self._ends, self._trials):
+                counts[agent * BUCKETS : (agent + 1) * BUCKETS] = array("f", bytes(4 * BUCKETS))
 
     def counts(self, entry: int, turns: int) -> tuple[float, float]:
         """(ends, trials) counted for that type and turn, shares left out."""

@@ -18,6 +18,9 @@ again, from a fresh shadow. Each failure in a row triples the rest (to at most 6
 (down to a quarter); a gain of a whole budget ends the row. So wrong identities cost a stake per trial, and less and
 less often; right ones keep the policy in control, and where a few unlucky calls end a trial it is back soon.
 
+Who calls may only be inferred from tokens. As far as calls come without a tag, a trial stakes less (`_UNTAGGED_STAKE` of
+it) and the rests are longer (`_UNTAGGED_REST` times).
+
 Recognising a ghost. Every node has a mark: 16 tokens at its start (past the agent's anchor when it holds both), or for
 an output the last 16 of the prompt before it. A part taken for dead has a mark of its own: the belief may be what is
 wrong. A ghost hangs on its deepest ancestor that is still there, and is asked for when a match ends at that ancestor
@@ -40,6 +43,7 @@ _SLACK = 256  # stale entries tolerated in the shadow's order
 _EWMA = 0.02
 _LONGER, _LONGEST = 3, 64  # a failure makes the next rest longer, up to this many times the first
 _LESS, _LEAST = 0.7, 0.25  # and the next stake smaller, down to this share of the first
+_UNTAGGED_STAKE, _UNTAGGED_REST = 0.35, 2.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Guard:
         self.in_control = config.guard  # the policy, with its shadow; False: LRU, or nobody watches
         self.held = 0  # tokens in the tree
         self.mean_prompt = 0.0  # tokens, EWMA
+        self.untagged = 0.0  # share of the calls, EWMA
         self.regret = 0.0
         self.proven = False  # whether this trial has gained its stake
         self.gained = self.lost = 0  # tokens, over all time
@@ -221,10 +226,11 @@ class Guard:
                 return left
         return below
 
-    def matched(self, prompt: Prompt, path: Sequence[Node], root: int, session: int) -> None:
+    def matched(self, prompt: Prompt, path: Sequence[Node], root: int, session: int, tagged: bool = True) -> None:
         """A prompt was looked up; `path` was found below `root`."""
-        length = len(prompt)
-        self.mean_prompt += (_EWMA if self.mean_prompt else 1.0) * (length - self.mean_prompt)
+        length, weight = len(prompt), _EWMA if self.mean_prompt else 1.0
+        self.mean_prompt += weight * (length - self.mean_prompt)
+        self.untagged += weight * ((not tagged) - self.untagged)
         if not self.in_control:
             return
         gained = lost = 0
@@ -241,7 +247,8 @@ class Guard:
             self.lost += lost
             budget = self.config.guard_budget * self.mean_prompt
             self.regret = max(self.regret + lost - gained, -budget)
-            stake = min(self.config.guard_stake * self.mean_prompt * max(_LESS**self._failures, _LEAST), budget)
+            share = max(_LESS**self._failures, _LEAST) * (1.0 - (1.0 - _UNTAGGED_STAKE) * self.untagged)
+            stake = min(self.config.guard_stake * self.mean_prompt * share, budget)
             self.proven = self.proven or self.regret <= -stake
             if self.regret > (budget if self.proven else stake):
                 self._yield()
@@ -379,7 +386,8 @@ class Guard:
     def _yield(self) -> None:
         """LRU takes over."""
         self.in_control = False
-        self._resting = self.config.guard_rest * min(_LONGER**self._failures, _LONGEST) * self.held
+        longer = min(_LONGER**self._failures, _LONGEST) * (1.0 + (_UNTAGGED_REST - 1.0) * self.untagged)
+        self._resting = self.config.guard_rest * longer * self.held
         self._failures = min(self._failures + 1, 32)
         self._clear()
 

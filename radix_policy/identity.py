@@ -107,6 +107,7 @@ class AgentTable:
         self._ids: dict[tuple[str, str], int] = {}
         self._names: list[tuple[str, str]] = [("", "(pooled)")]
         self._free: dict[int, None] = {}  # ids whose agent is forgotten, the one forgotten first in front
+        self.handed_on: list[int] = []  # ids that went to another agent; whoever reads it clears it
 
     def __len__(self) -> int:
         """Ids in use, POOLED included."""
@@ -126,6 +127,7 @@ class AgentTable:
             del self._free[agent]
             del self._ids[self._names[agent]]
             self._ids[namespace, name], self._names[agent] = agent, (namespace, name)
+            self.handed_on.append(agent)
             return agent
         self._ids[namespace, name] = len(self._names)
         self._names.append((namespace, name))

@@ -60,8 +60,15 @@ class LengthEvidence:
 
     def undo(self, agent: int, kind: int) -> None:
         """It was not, after all: as if `end` had never been called."""
-        self._trials[agent * KINDS + kind] -= 1.0
-        self._ends[agent * KINDS + kind] -= 1.0
+        at = agent * KINDS + kind
+        if self._ends[at] > 0:  # else it was forgotten
+            self._trials[at] -= 1.0
+            self._ends[at] -= 1.0
+
+    def forget(self, agent: int) -> None:
+        """The id goes to another agent."""
+        for counts in (self._ends, self._trials):
+            counts[agent * KINDS : (agent + 1) * KINDS] = array("d", bytes(8 * KINDS))
 
     def sums(self, agent: int) -> tuple[float, float]:
         """(ends, trials) of an agent, all lengths together, since the start."""

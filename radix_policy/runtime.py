@@ -209,6 +209,11 @@ class Runtime:
         world = self.world
         rid, prompt, namespace, tag, priority = event
         agent, key, _, tagged, _ = world.identifier.resolve(prompt, namespace, tag)
+        handed_on = world.identifier.agents.handed_on
+        if handed_on:
+            for other in handed_on:
+                world.ends.forget(other)
+            handed_on.clear()
         session = world.sessions.open(namespace, key) if key is not None else None
         final = tag is not None and tag.final
         request = self.requests[rid] = Request(rid, agent, session, namespace, prompt, tagged, final, priority)

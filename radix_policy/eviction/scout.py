@@ -130,7 +130,7 @@ class ScoutPolicy(EvictionPolicy):
         if self.config.guard:
             root = self.world.nodes.root
             known = request.session.id if request.session is not None else UNKNOWN
-            self.guard.matched(request.prompt, path, root.id if root is not None else -1, known)
+            self.guard.matched(request.prompt, path, root.id if root is not None else -1, known, request.tagged)
         if request.state is None or request.session is None:
             self._match_alone(request, path)
             return

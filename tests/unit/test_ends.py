@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from radix_policy.ends import BUCKETS, EndMark, EndModel, Share, bucket
 from radix_policy.transitions import TransitionCounts
+from tests.unit.stage import Calls
 
 
 def model(decay: float = 1.0) -> EndModel:
@@ -206,6 +207,31 @@ def test_an_end_is_taken_back_at_what_it_is_worth_by_then() -> None:
         ends.undo(late)
         assert ends.transitions.ends(0) == 0.0
         assert ends.counts(0, 1) == (0.0, 0.0)
+
+
+def test_an_id_that_goes_to_another_agent_takes_no_counts_along() -> None:
+    ends = model()
+    marks = [ends.end(1, 1, 1, 5) for _ in range(20)]
+    ends.end(2, 2, 1, 5)
+    ends.forget(1)
+    ends.forget(99)
+    assert ends.counts(1, 1) == (0.0, 0.0) and ends.lengths.sums(1) == (0.0, 0.0)
+    assert ends.counts(2, 1) == (1.0, 1.0) and ends.lengths.sums(2) == (1.0, 1.0)
+    for mark in marks:
+        ends.undo(mark)
+    assert ends.counts(1, 1) == (0.0, 0.0) and ends.lengths.sums(1) == (0.0, 0.0), "nothing is taken back twice"
+
+
+def test_the_runtime_forgets_what_an_agent_did_whose_id_is_handed_on() -> None:
+    stage = Calls(max_agents=2)
+    stage.call("s1", "x", output=5)
+    stage.close("s1")
+    agents = stage.world.identifier.agents
+    agent = agents.find("", "tag:x")
+    assert stage.world.ends.lengths.sums(agent) == (1.0, 1.0)
+    agents.handed_on.append(agent)  # as `intern` does for a learned agent that was released
+    stage.call("s2", "x", output=5)
+    assert stage.world.ends.lengths.sums(agent) == (0.0, 0.0) and not agents.handed_on
 
 
 # ---- buckets ----

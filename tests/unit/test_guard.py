@@ -53,6 +53,8 @@ class Hand:
             at = at.parent
         return SpanPrompt(tuple(spans))
 
+    tagged = True
+
     def ask(self, node: Node, session: int = 0, more: int = 1) -> tuple[int, int]:
         """Look the node up; returns what that lost and gained."""
         guard, prompt = self.guard, self.prompt(node, more)
@@ -66,7 +68,7 @@ class Hand:
         for found in path:
             self.clock += 1.0
             found.stamp = self.clock
-        guard.matched(prompt, path, 0, session)
+        guard.matched(prompt, path, 0, session, self.tagged)
         return guard.lost - before[0], guard.gained - before[1]
 
     # one step of a policy that is wrong, and of one that is right, about two nodes of 100 tokens
@@ -145,6 +147,19 @@ def test_failures_in_a_row_make_the_stake_smaller_and_the_rest_longer() -> None:
         assert guard.held == 1000
         rests.append(hand.rest())
     assert rests == [500, 1500, 4500, 13500, 32000, 32000, 32000], "at most 64 times the first"
+
+
+def test_where_nobody_says_who_calls_a_trial_may_lose_less_and_the_rest_is_longer() -> None:
+    hand = Hand(guard_rest=0.5)
+    hand.tagged = False
+    hand.hold(1000)
+    assert hand.miss(34)
+    assert not hand.miss(2), "35 of 100 tokens"
+    assert hand.rest() == 1000
+    hand.tagged = True
+    for _ in range(500):
+        hand.ask(hand.table[1], more=100)
+    assert hand.guard.untagged < 0.001, "it is the share of late that counts"
 
 
 def test_a_gain_of_a_whole_budget_ends_the_row_of_failures_and_earns_no_more_than_that() -> None:
