@@ -18,8 +18,8 @@ again, from a fresh shadow. Each failure in a row triples the rest (to at most 6
 (down to a quarter); a gain of a whole budget ends the row. So wrong identities cost a stake per trial, and less and
 less often; right ones keep the policy in control, and where a few unlucky calls end a trial it is back soon.
 
-Who calls may only be inferred from tokens. As far as calls come without a tag, a trial stakes less (`_UNTAGGED_STAKE` of
-it) and the rests are longer (`_UNTAGGED_REST` times).
+Who calls may only be inferred from tokens. As far as calls come without a tag, a trial stakes less (`_UNTAGGED_STAKE`
+of it) and the rests are longer (`_UNTAGGED_REST` times).
 
 Recognising a ghost. Every node has a mark: 16 tokens at its start (past the agent's anchor when it holds both), or for
 an output the last 16 of the prompt before it. A part taken for dead has a mark of its own: the belief may be what is

@@ -66,6 +66,8 @@ class NodeTable:
         self._nodes: dict[NodeId, Node] = {}
         self.on_leaf = on_leaf
         self.root: Node | None = None
+        self.held = 0  # tokens on the device
+        self.protected = 0  # of those, tokens under a lock
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -95,12 +97,14 @@ class NodeTable:
     def reset(self, root: NodeId) -> None:
         """Forget every node; the root is a node of no tokens that is never a leaf."""
         self._nodes.clear()
+        self.held = self.protected = 0
         self.root = self._nodes[root] = Node(root, None, 0, 0, 0.0, 0)
 
     def add(self, node_id: NodeId, parent_id: NodeId, length: int, start: int, stamp: float, step: int) -> Node:
         """File a new resident leaf; KeyError when the parent is unknown."""
         parent = self._nodes[parent_id]
         node = self._nodes[node_id] = Node(node_id, parent, length, start, stamp, step)
+        self.held += length
         self._gain_child(parent)
         if self.on_leaf is not None:
             self.on_leaf(node, True)
@@ -134,12 +138,23 @@ class NodeTable:
         if not (node.children or node.locks) and node.resident and node.parent is not None and self.on_leaf:
             self.on_leaf(node, True)
 
+    def touch_path(self, node_id: NodeId, stamp: float, step: int) -> None:
+        """`touch` for the node and all its ancestors: a walk from the root ended here."""
+        node: Node | None = self._nodes[node_id]
+        self.touch(node_id, stamp, step)
+        while node is not None:
+            node.stamp = stamp
+            node.step = step
+            node = node.parent
+
     def lock(self, node_id: NodeId) -> None:
         """One more lock on the node and all its ancestors (the root's own lock is not counted)."""
         node: Node | None = self._nodes[node_id]
         while node is not None and node.parent is not None:
-            if node.locks == 0 and self.on_leaf is not None and self.is_leaf(node):
-                self.on_leaf(node, False)
+            if node.locks == 0 and node.resident:
+                self.protected += node.length
+                if node.children == 0 and self.on_leaf is not None:
+                    self.on_leaf(node, False)
             node.locks += 1
             node = node.parent
 
@@ -149,8 +164,10 @@ class NodeTable:
         while node is not None and node.parent is not None:
             assert node.locks > 0, f"unlock of node {node.id}, which holds no lock"
             node.locks -= 1
-            if node.locks == 0 and self.on_leaf is not None and self.is_leaf(node):
-                self.on_leaf(node, True)
+            if node.locks == 0 and node.resident:
+                self.protected -= node.length
+                if node.children == 0 and self.on_leaf is not None:
+                    self.on_leaf(node, True)
             node = node.parent
 
     def demote(self, node_id: NodeId) -> Node:
@@ -164,6 +181,8 @@ class NodeTable:
         node = self._nodes[node_id]
         if not node.resident:
             node.resident = True
+            self.held += node.length
+            self.protected += node.length if node.locks else 0
             if node.parent is not None:
                 self._gain_child(node.parent)
             if self.on_leaf is not None and self.is_leaf(node):
@@ -188,6 +207,8 @@ class NodeTable:
         if self.on_leaf is not None and self.is_leaf(node):
             self.on_leaf(node, False)
         node.resident = False
+        self.held -= node.length
+        self.protected -= node.length if node.locks else 0
         parent = node.parent
         if parent is not None:
             parent.children -= 1

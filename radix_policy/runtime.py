@@ -367,6 +367,10 @@ class Runtime:
         """See TreeListener."""
         self.world.nodes.touch(node, stamp, self.world.clock.step)
 
+    def reached(self, node: NodeId, stamp: float) -> None:
+        """See TreeListener."""
+        self.world.nodes.touch_path(node, stamp, self.world.clock.step)
+
     def counted(self, node: NodeId) -> None:
         """See TreeListener."""
         record = self.world.nodes[node]

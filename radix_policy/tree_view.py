@@ -31,6 +31,9 @@ class TreeListener(Protocol):
     def touched(self, node: NodeId, stamp: float) -> None:
         """A match or an insert walked over the node."""
 
+    def reached(self, node: NodeId, stamp: float) -> None:
+        """A match or an insert walked from the root to the node: `touched` for all on the way, in one."""
+
     def counted(self, node: NodeId) -> None:
         """An insert passed the node: SGLang's `hit_count` rose by one."""
 

@@ -1,8 +1,9 @@
 """The link between one SGLang tree cache and its Runtime: told what happens, asked what to lose, never raises.
 
 A fault in our code must not hurt the engine:
-- in what is observed (tree or requests): the mirror cannot be trusted any more, so the runtime is cut off for good and
-  eviction is plain LRU from then on;
+- in what is observed of the tree: the mirror cannot be trusted any more, so the runtime is cut off, and eviction is
+  plain LRU, until the tree is empty again (`reset`);
+- in what is observed of requests: the same, for good;
 - in a score: that one eviction call is plain LRU.
 Each kind of fault is logged once with its traceback, and counted.
 """
@@ -25,7 +26,7 @@ MAX_REQUESTS = 65536  # requests in flight that are remembered; SGLang ends ever
 # "2": the mirror is compared with the tree after every eviction call, too, at O(nodes) each.
 VERIFY = "SGLANG_SCOUT_VERIFY"
 LOGGED = 65536  # of those
-TREE_EVENTS = ("reset", "split", "counted", "locked", "unlocked", "demoted", "restored", "removed")
+TREE_EVENTS = ("split", "reached", "counted", "locked", "unlocked", "demoted", "restored", "removed")
 
 Priority = tuple[float, float, int]
 
@@ -37,8 +38,8 @@ def _ignore(*_: Any) -> None:
 class Bridge:
     """One per tree cache. The methods named as in `tree_view.TreeListener` are what the tree core calls."""
 
-    reset: Callable[[int], None]
     split: Callable[[int, int, int, float, float], None]
+    reached: Callable[[int, float], None]
     counted: Callable[[int], None]
     locked: Callable[[int], None]
     unlocked: Callable[[int], None]
@@ -50,6 +51,7 @@ class Bridge:
         self.runtime = runtime
         self.shortfall: Callable[[], int] | None = None  # tokens that the eviction in progress still has to free
         self.live = True  # False after a fault in what was observed
+        self.mendable = True  # False after one that an empty tree does not undo
         self.inserting: str | None = None  # rid of the request whose KV is being inserted
         self.step = 0
         self.seconds = 0.0
@@ -66,6 +68,7 @@ class Bridge:
                 "aborted",
                 "overflowed",
                 "device_calls",
+                "core_calls",
                 "host_calls",
                 "lru_calls",
                 "rescued_calls",
@@ -78,6 +81,9 @@ class Bridge:
         self._drain: Drain | GroupedDrain | None = None  # of the device call that runs
         self._last: int | None = None  # its latest victim
         self._plain = False  # a score failed: what is left of the call goes by LRU
+        self._listen()
+
+    def _listen(self) -> None:
         for name in TREE_EVENTS:
             setattr(self, name, self._guarded(name))
 
@@ -101,14 +107,33 @@ class Bridge:
         if first:
             logger.exception("sglang-scout: fault in %s; SGLang goes on with LRU order", where)
 
-    def fail(self, where: str) -> None:
-        """Call inside `except`: what was observed is incomplete now, so observation and scoring end here."""
+    def fail(self, where: str, mendable: bool = True) -> None:
+        """Call inside `except`: what was observed is incomplete now, so observation and scoring end here.
+
+        `mendable`: only of the tree, so that both begin again with an empty one.
+        """
         self.count_fault(where)
         self.live = False
+        self.mendable = self.mendable and mendable
+        self._drain = None
         for name in TREE_EVENTS:
             setattr(self, name, _ignore)
 
     # ---- the tree ----
+
+    def reset(self, root: int) -> None:
+        """The tree is empty; `root` is its new root."""
+        if not self.live and self.mendable:
+            self.live = True
+            self._listen()
+            for rid in [*self.runtime.requests]:  # nobody told how they ended
+                self.observe(RequestFinished(rid, aborted=True))
+        if not self.live:
+            return
+        try:
+            self.runtime.reset(root)
+        except Exception:
+            self.fail("reset", mendable=False)
 
     def added(self, node: int, parent: int, length: int, stamp: float, on_host: bool = False) -> None:
         """A leaf was inserted below `parent`, by the request that `inserting` names; `on_host`: only into that tier."""
@@ -149,7 +174,7 @@ class Bridge:
         try:
             self.runtime.observe(event)
         except Exception:
-            self.fail(type(event).__name__)
+            self.fail(type(event).__name__, mendable=False)
 
     def arrived(self, event: RequestArrived) -> None:
         """A new request; the oldest is given up where more are in flight than SGLang can hold."""

@@ -69,7 +69,7 @@ def on_queued(scheduler: Any, req: Any, is_retracted: bool = False) -> None:
         if req.to_finish is None and req.finished_reason is None and not _is_own(bridge, req):
             bridge.arrived(_arrival(bridge, req))
     except Exception:
-        bridge.fail("request")
+        bridge.fail("request", mendable=False)
 
 
 def _arrival(bridge: Bridge, req: Any) -> RequestArrived:
@@ -134,7 +134,7 @@ def _leave(bridge: Bridge | None, req: Any, aborted: bool = False) -> None:
         tokens = len(req.output_ids) if req.finished_len is None else req.finished_len
         bridge.finished(req.rid, tokens, kind == "abort", kind == "stop")
     except Exception:
-        bridge.fail("request")
+        bridge.fail("request", mendable=False)
 
 
 def around_checkpoint(original: Callable[..., Any], cache: Any, req: Any, **kwargs: Any) -> Any:
@@ -266,13 +266,11 @@ def on_internal_state(result: Any, scheduler: Any, recv_req: Any) -> None:
         return
     state = result.internal_state["scout"] = bridge.snapshot()
     if bridge.log is not None:
-        from sglang_scout.tree import differences
-
         state["events"] = list(bridge.log)
         state["unhooked"] = [hook.target for hook in HOOKS if not is_applied(hook)]
         nodes = list(bridge.runtime.world.nodes)
         state["mirror"] = {
-            "differences": differences(scheduler.tree_cache.tree_core)[:20],
+            "differences": scheduler.tree_cache.tree_core.differences()[:20],
             "owned": sum(node.session >= 0 for node in nodes),
             "output": sum(node.output for node in nodes),
             "host_only": sum(not node.resident for node in nodes),

@@ -15,20 +15,19 @@ from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_core, resolve_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
 from sglang_scout import config, preflight, scheduler
 from sglang_scout.bridge import Bridge
-from sglang_scout.strategy import Refused, ScoutStrategy, building
+from sglang_scout.mirrored import HOST_QUANTUM
+from sglang_scout.strategy import STRATEGIES, Refused, building
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "scout"
 _CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
-# What is cut off into the host tier stays there as a node of its own, and write-back waits for each copy: not for a few
-# tokens at a time.
-HOST_QUANTUM = 256
 
 
 class ScoutTreeCore(UnifiedTreeCore):
@@ -43,12 +42,6 @@ class ScoutTreeCore(UnifiedTreeCore):
         self._after_trim: list[Any] = []  # cache actions of a split that SGLang has not seen yet
         with building(bridge):
             super().__init__(params, components)
-        if not isinstance(self.eviction_strategy, ScoutStrategy):
-            kind = type(self.eviction_strategy)
-            raise Refused(
-                f"sglang-scout: policy {params.eviction_policy!r} is {kind.__module__}.{kind.__name__}, "
-                "another plug-in's, not sglang-scout's; remove one of the two"
-            )
 
     def reset(self) -> None:
         super().reset()
@@ -222,7 +215,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         else:
             self.scout.end_call()
         if self.scout.checks:
-            self.scout.compare(lambda: differences(self))
+            self.scout.compare(self.differences)
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         self.scout.begin_call(self.evictable_host_leaves, "host_calls")
@@ -231,41 +224,45 @@ class ScoutTreeCore(UnifiedTreeCore):
         finally:
             self.scout.end_call()
 
+    def differences(self) -> list[str]:
+        """Where the mirror is not the tree, a line for each; a diagnosis, at O(nodes)."""
+        table = self.scout.runtime.world.nodes
+        stack, seen, found = [self.root_node], 0, []
+        while stack:
+            node = stack.pop()
+            seen += 1
+            stack.extend(node.children.values())
+            record = table.get(node.id)
+            if record is None:
+                found.append(f"node {node.id} is not mirrored")
+            elif node is not self.root_node:
+                full = node.component_data[ComponentType.FULL]
+                real = (node.parent.id, len(node.key), full.lock_ref, full.value is not None, node.last_access_time)
+                ours = (record.parent and record.parent.id, record.length, record.locks, record.resident, record.stamp)
+                if real != ours or node.hit_count != record.counts:
+                    found.append(f"node {node.id}: tree {(*real, node.hit_count)}, mirror {(*ours, record.counts)}")
+                if table.is_leaf(record) != (node in self.evictable_device_leaves):
+                    found.append(f"node {node.id}: evictable in one of the two only")
+        if len(table) != seen:
+            found.append(f"{seen} nodes in the tree, {len(table)} in the mirror")
+        return found
 
-def differences(core: ScoutTreeCore) -> list[str]:
-    """Where the mirror is not the tree, a line for each; a diagnosis, at O(nodes)."""
-    table = core.scout.runtime.world.nodes
-    stack, seen, found = [core.root_node], 0, []
-    while stack:
-        node = stack.pop()
-        seen += 1
-        stack.extend(node.children.values())
-        record = table.get(node.id)
-        if record is None:
-            found.append(f"node {node.id} is not mirrored")
-        elif node is not core.root_node:
-            full = node.component_data[ComponentType.FULL]
-            real = (node.parent.id, len(node.key), full.lock_ref, full.value is not None, node.last_access_time)
-            ours = (record.parent and record.parent.id, record.length, record.locks, record.resident, record.stamp)
-            if real != ours or node.hit_count != record.counts:
-                found.append(f"node {node.id}: tree {(*real, node.hit_count)}, mirror {(*ours, record.counts)}")
-            if table.is_leaf(record) != (node in core.evictable_device_leaves):
-                found.append(f"node {node.id}: evictable in one of the two only")
-    if len(table) != seen:
-        found.append(f"{seen} nodes in the tree, {len(table)} in the mirror")
-    return found
+
+def _asked(params: Any) -> tuple[str | None, str]:
+    """The core that was asked for, and by what; None: nobody asked."""
+    if params.tree_core_backend is None and envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.is_set():
+        return envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get(), _CORE_VARIABLE
+    return params.tree_core_backend, "CacheInitParams.tree_core_backend"
 
 
 def select(result: str, params: Any) -> str | None:
     """AFTER hook on `select_tree_core_backend`: our core for our policies, SGLang's answer for everything else."""
     if not config.is_ours(params.eviction_policy) or params.disable:
         return None
-    asked, by = params.tree_core_backend, "CacheInitParams.tree_core_backend"
-    if asked is None and envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.is_set():
-        asked, by = envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get(), _CORE_VARIABLE
-    if asked not in (None, "", "python", BACKEND):
+    asked, by = _asked(params)
+    if asked not in (None, "", "python", "rust", BACKEND):
         raise Refused(
-            f"sglang-scout: {config.FLAG} {params.eviction_policy} runs on SGLang's Python tree core; "
+            f"sglang-scout: {config.FLAG} {params.eviction_policy} runs on SGLang's Rust and Python tree cores; "
             f"remove {by}={asked}, or choose another policy"
         )
     return BACKEND
@@ -298,8 +295,23 @@ def make_core(params: Any, components: Any) -> Any:
     odd = unsupported(params, components)
     if odd is not None:
         raise Refused(f"sglang-scout: {config.FLAG} {params.eviction_policy} does not support {odd} yet")
+    known = _EVICTION_POLICY_FACTORIES.get(params.eviction_policy.lower())
+    if known is not STRATEGIES[params.eviction_policy.lower()]:
+        raise Refused(
+            f"sglang-scout: policy {params.eviction_policy!r} is {getattr(known, '__module__', '')}."
+            f"{getattr(known, '__qualname__', known)}, another plug-in's, not sglang-scout's; remove one of the two"
+        )
     bridge = Bridge(config.make_runtime(params.eviction_policy, params.eviction_policy_config, params.page_size))
-    core = ScoutTreeCore(params, components, bridge)
+    # where Rust cannot be used SGLang logs why
+    kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
+    core: Any
+    if kind == "rust":
+        from sglang_scout.rust_tree import RustScoutCore
+
+        core = RustScoutCore(params, components, bridge)
+    else:
+        core = ScoutTreeCore(params, components, bridge)
+    logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
     unhooked = scheduler.install()
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")

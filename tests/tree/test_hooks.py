@@ -231,7 +231,7 @@ def test_prefixes_of_waiting_requests_are_refreshed_as_under_lru(policy: str) ->
 
     from tests.tree.trees import publish
 
-    tree = SglangTree(policy=policy, core="python" if policy == "lru" else None)
+    tree = SglangTree(policy=policy, core="python")
     publish(radix_eviction_policy=policy)
     hook = next(h for h in scheduler.HOOKS if h.name.endswith("_touch_waiting_prefixes"))
     assert policy == "lru" or hook.module in __import__("sys").modules

@@ -1,5 +1,7 @@
 """The mirror with HiCache's host tier: demotion, load-back, host eviction, prefetched nodes."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -69,15 +71,16 @@ def test_host_eviction_removes_by_score(page_size: int) -> None:
 
 
 @PAGE_SIZES
-def test_nodes_that_storage_prefetched(page_size: int) -> None:
-    tree = SglangTree(page_size, 256, host_tokens=512)
+@pytest.mark.parametrize("core", ["python", "twin", "rust"])
+def test_nodes_that_storage_prefetched(page_size: int, core: str) -> None:
+    tree = SglangTree(page_size, 256, core=core, host_tokens=512)
     tree.insert(blocks(0))
     tree.settle()
     (parent,) = tree.truth()
     host = tree.cache.cache_controller.mem_pool_host.alloc(2 * BLOCK)
     tree.core.insert_host(parent, tree.key(blocks(1, 2)), host, ["h"] * (2 * BLOCK // page_size))
     assert_mirror(tree)
-    assert sorted(n.resident for n in tree.truth().values()) == [False, True]
+    assert sorted(n.resident for n in tree.truth().values()) == [False, True][core != "python" :]
     assert tree.runtime.world.nodes[parent].children == 0
     assert tree.load_back(blocks(0, 1, 2))
     assert_mirror(tree)
@@ -86,13 +89,15 @@ def test_nodes_that_storage_prefetched(page_size: int) -> None:
 class HostMachine(RuleBasedStateMachine):
     """Random operations on a device tier of 256 and a host tier of 320 tokens; the mirror is exact after each."""
 
+    core = "python"
+
     sequences = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(0, BLOCK - 1)).map(
         lambda drawn: blocks(*drawn[0])[: BLOCK * len(drawn[0]) - drawn[1]]
     )
 
     @initialize(page_size=st.sampled_from([1, 16]), write_policy=st.sampled_from(["write_through", "write_back"]))
     def build(self, page_size: int, write_policy: str) -> None:
-        self.tree = SglangTree(page_size, 256, host_tokens=320, write_policy=write_policy)
+        self.tree = SglangTree(page_size, 256, core=self.core, host_tokens=320, write_policy=write_policy)
         self.held: list[object] = []
 
     @rule(tokens=sequences)
@@ -132,7 +137,95 @@ class HostMachine(RuleBasedStateMachine):
         assert_mirror(self.tree)
 
 
-HostMachine.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class TwinMachine(HostMachine):
+    core = "twin"
+
+
+class RustMachine(HostMachine):
+    core = "rust"
+
+
+for made in (HostMachine, TwinMachine, RustMachine):
+    made.TestCase.settings = settings(
+        max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 TestHostMachine = HostMachine.TestCase
+TestTwinMachine = TwinMachine.TestCase
+TestRustMachine = RustMachine.TestCase
+
+
+# ---- the mirror in front of a core ----
+
+CORES = pytest.mark.parametrize("core", ["twin", "rust"])
+
+
+@CORES
+@PAGE_SIZES
+def test_what_is_on_the_host_only_is_forgotten_and_belongs_to_who_loads_it_back(core: str, page_size: int) -> None:
+    from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
+
+    tree = SglangTree(page_size, 256, core=core, host_tokens=512)
+    tree.insert(blocks(0, 1))
+    tree.settle()
+    tree.evict(2 * BLOCK)
+    assert len(tree.runtime.world.nodes) == 1
+    arrive(tree, "r1", blocks(0, 1, 5), "planner", "s1")
+    assert tree.match(blocks(0, 1, 5), "r1") == 0
+    found = tree.lookup(blocks(0, 1, 5))
+    assert found.host_hit_length == 2 * BLOCK
+    kv = SimpleNamespace(mamba_pool_idx=None)
+    req = SimpleNamespace(
+        rid="r1", kv=kv, last_node=found.last_device_node, swa_host_hit_length=0, mamba_host_hit_length=0
+    )
+    loaded, _ = tree.cache.init_load_back(InitLoadBackParams(found.best_match_node, found.host_hit_length, req=req))
+    assert loaded == 2 * BLOCK
+    assert_mirror(tree)
+    (node,) = (n for n in tree.runtime.world.nodes if n.parent is not None)
+    assert node.session >= 0 and node.agent >= 0 and node.locks == 1, "locked until the copy is done"
+    tree.cache.ready_to_load_host_cache()
+    tree.cache.loading_check()
+    assert node.locks == 0 and tree.evict(BLOCK)
+    assert_mirror(tree)
+
+
+@CORES
+@PAGE_SIZES
+def test_a_lock_on_a_node_of_the_host_tier_is_held_by_its_ancestor_until_it_is_back(core: str, page_size: int) -> None:
+    tree = SglangTree(page_size, 256, core=core, host_tokens=512)
+    tree.insert(blocks(0))
+    tree.insert(blocks(0, 1))
+    tree.insert(blocks(0, 1, 2))
+    tree.settle()
+    tree.evict(2 * BLOCK)
+    found = tree.lookup(blocks(0, 1, 2))
+    assert found.device_prefix_len == BLOCK and found.host_hit_length == 2 * BLOCK
+    held = [tree.cache.lock(found.best_match_node), tree.cache.lock(found.best_match_node)]
+    (above,) = (n for n in tree.runtime.world.nodes if n.parent is not None)
+    assert above.locks == 2
+    assert_mirror(tree)
+    tree.lookup(blocks(0, 1, 7))  # splits what is locked
+    assert tree.load_back(blocks(0, 1, 2))
+    assert [n.locks for n in tree.runtime.world.nodes if n.parent is not None] == [2] * 3
+    assert_mirror(tree)
+    assert tree.evict(3 * BLOCK) == []
+    for lock in held:
+        tree.unlock(lock)
+    assert_mirror(tree)
+    assert len(tree.evict(3 * BLOCK)) >= 1 and tree.pool.available_size() == 256
+    assert_mirror(tree)
+
+
+@CORES
+@PAGE_SIZES
+def test_what_storage_prefetched_may_split_a_node_of_the_device(core: str, page_size: int) -> None:
+    tree = SglangTree(page_size, 256, core=core, host_tokens=512)
+    tree.insert(blocks(0))
+    tree.insert(blocks(0, 1, 2))
+    tree.settle()
+    parent = tree.lookup(blocks(0)).best_match_node
+    host = tree.cache.cache_controller.mem_pool_host.alloc(2 * BLOCK)
+    tree.core.insert_host(parent, tree.key(blocks(1, 3)), host, ["h"] * (2 * BLOCK // page_size))
+    assert_mirror(tree)
+    assert tree.match(blocks(0, 1, 2)) == 3 * BLOCK
+    assert_mirror(tree)
+    assert tree.bridge is not None and not tree.bridge.faults

@@ -81,5 +81,36 @@ def test_every_override_is_listed() -> None:
     tree = SglangTree()
     own = {n for n, v in vars(type(tree.core)).items() if callable(v) and not n.startswith("__")}
     choosing = {"match_prefix", "evict_device_start", "evict_device_end", "drive_host_eviction"}
-    choosing |= {"evict_device_next_node", "_hand_over", "_trim"}
+    choosing |= {"evict_device_next_node", "_hand_over", "_trim", "differences"}
     assert own == {*OVERRIDES, *choosing}
+
+
+# ---- the mirror in front of a core: the same, where the truth can be read ----
+
+IN_FRONT = [
+    "reset",
+    "match_prefix",
+    "begin_insert",
+    "inc_lock_ref",
+    "dec_lock_ref",
+    "inc_full_pin",
+    "dec_full_pin",
+    "commit_load_back",
+    "evict_device_leaf",
+]  # and insert_host: tests/tree/test_host_tier.py has what storage prefetched
+
+
+def test_the_story_holds_in_front_of_a_core() -> None:
+    story(SglangTree(core="twin", host_tokens=512))
+
+
+@pytest.mark.parametrize("name", IN_FRONT)
+def test_without_it_the_mirror_in_front_breaks(name: str, monkeypatch: Any) -> None:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+    from sglang_scout.mirrored import Mirrored
+
+    monkeypatch.setattr(Mirrored, name, getattr(UnifiedTreeCore, name))
+    tree = SglangTree(core="twin", host_tokens=512)
+    with pytest.raises((AssertionError, KeyError)):
+        story(tree)

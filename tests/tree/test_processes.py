@@ -25,11 +25,11 @@ import sglang.srt.mem_cache.unified_radix_cache  # as in a scheduler
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 load_plugins()
-def build(policy, **kw):
+def build(policy, core=None, **kw):
     from tests.tree import trees
     trees._prepared = True
     try:
-        tree = trees.SglangTree(policy=policy, **kw)
+        tree = trees.SglangTree(policy=policy, core=core, **kw)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return type(tree.core).__name__ + "/" + type(getattr(tree.core, "eviction_strategy", None)).__name__
@@ -66,6 +66,7 @@ answer["slru"] = build("slru")
 answer["python"] = build("lru", core="python")
 answer["after"] = patched()
 answer["scout"] = build("scout")
+answer["scout_python"] = build("scout", core="python")
 answer["then"] = patched()
 answer["lru_again"] = build("lru")
 """
@@ -78,7 +79,8 @@ answer["lru_again"] = build("lru")
     assert answer["before"] == answer["after"] == cold
     assert answer["lru"].startswith("RustUnifiedTreeCore") and answer["slru"].startswith("RustUnifiedTreeCore")
     assert answer["python"] == "UnifiedTreeCore/LRUStrategy"
-    assert answer["scout"] == "ScoutTreeCore/ScoutStrategy"
+    assert answer["scout"].startswith("RustScoutCore")
+    assert answer["scout_python"] == "ScoutTreeCore/ScoutStrategy"
     assert "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.on_release" in answer["then"]
     assert answer["lru_again"].startswith("RustUnifiedTreeCore")
 
@@ -165,7 +167,7 @@ answer["installed_twice"] = scheduler.install()
 answer["hooks"] = [len(HookRegistry._hooks[t]) for t in (CHECKPOINT, RELEASE)]
 """
     )
-    assert answer["scout"] == "ScoutTreeCore/ScoutStrategy"
+    assert answer["scout"].startswith("RustScoutCore")
     assert len(answer["applied"]) >= 3 and all(answer["applied"].values())
     assert answer["selected"] == ["after"]
     assert "another plug-in's, not sglang-scout's" in answer["cachescout"]
@@ -220,13 +222,17 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
 import os
 answer["config"] = build("scout", config={"nope": 1})
 answer["range"] = build("cachescout", config={"tau": 2})
-answer["core"] = build("scout", core="rust")
+answer["core"] = build("scout", core="lua")
+answer["rust"] = build("scout", core="rust")
 answer["python"] = build("scout", core="python")
-os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "rust"
+os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "lua"
 answer["env"] = build("scout")
+os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "rust"
+answer["env_rust"] = build("scout")
 os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
 answer["env_python"] = build("scout")
 os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "scout"
+answer["env_scout"] = build("scout")
 answer["ours_for_lru"] = build("lru")
 del os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"]
 from sglang.srt.mem_cache.utils import get_eviction_strategy
@@ -245,8 +251,10 @@ except ValueError as error:
     unknown = "--radix-eviction-policy-config: unknown key 'nope' for policy 'scout'; known keys: "
     assert unknown in answer["config"] and unknown in answer["arguments"]
     assert "key 'tau': got 2, allowed: number in [0, 1]" in answer["range"]
-    assert "remove CacheInitParams.tree_core_backend=rust" in answer["core"]
-    assert "remove SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=rust" in answer["env"]
+    assert "remove CacheInitParams.tree_core_backend=lua" in answer["core"]
+    assert "remove SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=lua" in answer["env"]
+    for case in ("rust", "env_rust", "env_scout"):
+        assert answer[case].startswith("RustScoutCore"), case
     assert answer["python"] == answer["env_python"] == "ScoutTreeCore/ScoutStrategy"
     assert answer["ours_for_lru"].startswith("RustUnifiedTreeCore")
     assert "cannot run on SGLang 0.5.23: another cache or tree core is being built" in answer["alone"]

@@ -110,7 +110,7 @@ class RealRequest:
 class RealServer:
     """SGLang's cache; under our policies with the plug-in's tree core and a bridge that is told who asks."""
 
-    def __init__(self, policy: str, capacity: int, page: int = 1, chunk: int = 8192, core: str | None = None) -> None:
+    def __init__(self, policy: str, capacity: int, page: int = 1, chunk: int = 8192, core: str = "python") -> None:
         self.page, self.chunk = page, chunk
         self.tree = SglangTree(page, capacity, policy, core, config=CONFIG.get(policy))
         del self.tree.core.evict_device_leaf  # the watch on victims: not needed here, and the Rust core has no nodes
@@ -213,16 +213,28 @@ def assert_same_tree(real: RealServer, simulated: SimulatedServer) -> None:
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("policy", [*SGLANG, *OURS])
 def test_every_policy_on_the_python_core(policy: str, page: int) -> None:
+    on_core("python", policy, page)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("policy", OURS)
+@pytest.mark.parametrize("core", ["rust", "twin"])
+def test_our_policies_behind_the_mirror(core: str, policy: str, page: int) -> None:
+    on_core(core, policy, page)
+
+
+def on_core(core: str, policy: str, page: int) -> None:
     workload, items = stream("selector", 5, 4, 130)
-    core = None if policy in OURS else "python"
     capacity = 4 * workload.largest // page * page
     real, simulated = RealServer(policy, capacity, page, core=core), SimulatedServer(policy, capacity, page)
     found, hit = differences(real, simulated, items)
     assert not found, found[:5]
     assert hit > 0
-    assert_same_tree(real, simulated)
+    if core == "python":
+        assert_same_tree(real, simulated)
     if real.bridge is not None:
         assert real.bridge.live and not real.bridge.faults
+        assert real.tree.core.differences() == []
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -261,11 +273,13 @@ def test_identical_prompts_and_outputs() -> None:
         assert_same_tree(real, simulated)
 
 
-@pytest.mark.parametrize("policy", ["lru", "slru", "cachescout", "scout"])
-def test_requests_that_overlap(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "core"),
+    [*((p, "python") for p in ("lru", "slru", "cachescout", "scout")), ("cachescout", "rust"), ("scout", "rust")],
+)
+def test_requests_that_overlap(policy: str, core: str) -> None:
     workload, items = stream("selector", 8, 4, 150)
     capacity = int(5.3 * workload.largest)
-    core = None if policy in OURS else "python"
     real, simulated = RealServer(policy, capacity, core=core), SimulatedServer(policy, capacity)
     rng, running, waiting = Random(3), [], list(items)
     while waiting or running:
@@ -289,18 +303,22 @@ def test_requests_that_overlap(policy: str) -> None:
             request.finish()
             simulated.finish(run)
         assert real.free == simulated.free
-    assert_same_tree(real, simulated)
+    if core == "python":
+        assert_same_tree(real, simulated)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("policy", ["lru", "slru", "cachescout", "scout"])
-def test_five_thousand_requests(policy: str, page: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "core"),
+    [*((p, "python") for p in ("lru", "slru", "cachescout", "scout")), ("cachescout", "rust"), ("scout", "rust")],
+)
+def test_five_thousand_requests(policy: str, core: str, page: int) -> None:
     for name, concurrency, factor in (("pipeline", 4, 4.0), ("selector", 16, 8.0)):
         workload, items = stream(name, 11, concurrency, 320)
         capacity = int(factor * workload.largest) // page * page
-        core = None if policy in OURS else "python"
         real, simulated = RealServer(policy, capacity, page, core=core), SimulatedServer(policy, capacity, page)
         found, _ = differences(real, simulated, items)
         assert not found, found[:5]
-        assert_same_tree(real, simulated)
+        if core == "python":
+            assert_same_tree(real, simulated)

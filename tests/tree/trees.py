@@ -4,9 +4,12 @@ A tree tells its Runtime what happens; `truth` is what the tree itself holds, fo
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
+from unittest import mock
 
 from radix_policy.events import PrefixMatched
 from radix_policy.runtime import Runtime
@@ -23,7 +26,7 @@ class NodeTruth(NamedTuple):
     length: int
     locks: int
     resident: bool
-    stamp: float
+    stamp: float | None  # None where the mirror has a clock of its own
     counts: int | None  # SGLang's hit_count; None where the tree keeps none
 
 
@@ -100,16 +103,15 @@ def assert_mirror(tree: Tree) -> None:
             node.length,
             node.locks,
             node.resident,
-            node.stamp,
+            None if real.stamp is None else node.stamp,
             None if real.counts is None else node.counts,
         )
         assert seen == real, node
         assert node.children == sum(t.resident for t in truth.values() if t.parent == node_id), node
     assert {n.id for n in nodes.leaves()} == tree.leaves()
     if isinstance(tree, SglangTree):
-        from sglang_scout.tree import differences
-
-        assert differences(tree.core) == []
+        assert tree.core.differences() == []
+        assert tree.bridge is not None and tree.bridge.live
     if len(tree.runtime.index):  # an engine that keeps its own leaves leaves the index empty
         assert len(tree.runtime.index) == len(tree.leaves())
 
@@ -184,14 +186,19 @@ class SimulatedTree:
 
 
 class SglangTree:
-    """The real `UnifiedRadixCache` with allocator and KV pool; `policy` lru and `core` python are stock SGLang."""
+    """The real `UnifiedRadixCache` with allocator and KV pool; `policy` lru is stock SGLang on that core.
+
+    `core` None: what SGLang takes by itself. twin: its Python core behind the mirror that is made for the Rust core, so
+    that the truth can be read. Of the Rust core `truth` and `leaves` are the mirror's own; what it can be asked is
+    compared by `differences`.
+    """
 
     def __init__(
         self,
         page_size: int = 1,
         capacity: int = 256,
         policy: str = "scout",
-        core: str | None = None,
+        core: str | None = "python",
         host_tokens: int = 0,
         config: dict[str, Any] | None = None,
         write_policy: str = "write_through",
@@ -238,14 +245,16 @@ class SglangTree:
             eviction_policy=policy,
             eviction_policy_config=config,
             tree_components=(ComponentType.FULL,),
-            tree_core_backend=core,
+            tree_core_backend="rust" if core == "twin" else core,
         )
-        self.cache = UnifiedRadixCache(params)
+        with twin() if core == "twin" else nullcontext():
+            self.cache = UnifiedRadixCache(params)
         self.host = bool(host_tokens)
         if self.host:
             self.cache.init_hicache(args, params)
             self.cache.load_back_threshold = 0
         self.core = self.cache.tree_core
+        self.mirrored = hasattr(self.core, "begin_mirror")
         self.bridge = getattr(self.core, "scout", None)
         if self.bridge is not None:
             self.runtime = self.bridge.runtime
@@ -254,12 +263,12 @@ class SglangTree:
 
     def _watch(self) -> None:
         evict = self.core.evict_device_leaf
-        shows_nodes = hasattr(self.core, "evictable_device_leaves")  # the Rust core does not
+        shows_nodes = self.mirrored or hasattr(self.core, "evictable_device_leaves")  # the Rust core does not
 
         def watched(node_id: int, is_write_back: bool) -> Any:
-            if shows_nodes:
+            if shows_nodes and (self.bridge is None or self.bridge.live or not self.mirrored):
                 sequence = self.sequence(node_id)
-                self.victims.append(Victim(sequence, len(sequence) - len(self.core.node_by_id(node_id).key)))
+                self.victims.append(Victim(sequence, len(sequence) - self.length(node_id)))
             return evict(node_id, is_write_back)
 
         self.core.evict_device_leaf = watched
@@ -327,8 +336,17 @@ class SglangTree:
         self.cache.reset()
         self.pool.clear()
 
+    def length(self, node_id: int) -> int:
+        """Tokens of the node itself."""
+        if self.mirrored:
+            return self.runtime.world.nodes[node_id].length
+        return len(self.core.node_by_id(node_id).key)
+
     def sequence(self, node_id: int) -> Tokens:
         """All tokens from the root to the end of the node."""
+        if self.mirrored:
+            record = self.runtime.world.nodes[node_id]
+            return tuple(self.core._key_to(record, record.length).token_ids)
         node, parts = self.core.node_by_id(node_id), []
         while node.parent is not None:
             parts.append(tuple(node.key.token_ids))
@@ -345,10 +363,22 @@ class SglangTree:
         return found
 
     def root(self) -> int:
-        return self.core.root_node.id
+        return self.core.empty_match_result.best_match_node
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether the core shows no nodes."""
+        return not hasattr(self.core, "evictable_device_leaves")
 
     def truth(self) -> dict[int, NodeTruth]:
         from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+        if self.is_opaque:
+            return {
+                n.id: NodeTruth(n.parent.id, n.start, n.length, n.locks, n.resident, None, None)
+                for n in self.runtime.world.nodes
+                if n.parent is not None
+            }
 
         ends = {self.core.root_node.id: 0}
         truth = {}
@@ -356,19 +386,39 @@ class SglangTree:
             full = node.component_data[ComponentType.FULL]
             start = ends[node.parent.id]
             ends[node.id] = start + len(node.key)
-            resident, stamp = full.value is not None, node.last_access_time
-            truth[node.id] = NodeTruth(
-                node.parent.id, start, len(node.key), full.lock_ref, resident, stamp, node.hit_count
-            )
+            resident, stamp, counts = full.value is not None, node.last_access_time, node.hit_count
+            if self.mirrored:
+                if not resident:
+                    continue
+                stamp = counts = None
+            truth[node.id] = NodeTruth(node.parent.id, start, len(node.key), full.lock_ref, resident, stamp, counts)
         return truth
 
     def leaves(self) -> set[int]:
+        if self.is_opaque:
+            return {node.id for node in self.runtime.world.nodes.leaves()}
         return {node.id for node in self.core.evictable_device_leaves}
 
     def check(self) -> None:
         self.cache.sanity_check()
         held = sum(t.length for t in self.truth().values() if t.resident)
         assert held + self.pool.available_size() == self.capacity
+
+
+@contextmanager
+def twin() -> Iterator[None]:
+    """While it lasts, what is built on the Rust core is built on the Python core behind the same mirror."""
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+    from sglang_scout.mirrored import Mirrored
+
+    class Twin(Mirrored, UnifiedTreeCore):
+        def __init__(self, params: Any, components: Any, bridge: Any) -> None:
+            super().__init__(replace(params, eviction_policy="lru", eviction_policy_config=None), components)
+            self.begin_mirror(bridge)
+
+    with mock.patch("sglang_scout.rust_tree.RustScoutCore", Twin):
+        yield
 
 
 _prepared = False

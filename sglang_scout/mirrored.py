@@ -1,0 +1,468 @@
+"""A tree core that is opaque, telling the Runtime what happens to it: what SGLang's Rust core needs.
+
+Everything goes through `UnifiedTreeCoreInterface`, in front of which `Mirrored` sits, so the same code runs above
+either core (the tests run it above the Python core, where the truth can be read). The mirror holds the nodes whose KV
+is on the device and nothing else: a node that lives on in the host tier only is forgotten, and is new when it is loaded
+back.
+
+    structure    a walk that ends at a node we do not know has split or inserted something on the way: the core is asked
+                 for the path (`collect_path_info`), and what is new in it is taken in. A new node in front of a known
+                 one is its prefix; which one that is, its first page says
+    tokens       each node's own, 4 bytes each where that is enough: for that page, and to say where a leaf is to be cut
+                 (`_trim`)
+    stamps       our own clock, which moves as SGLang's does: LRU's order is the order of walks
+    locks        by the node that anchors them; one that is not on the device is held by its deepest ancestor there
+    victims      named by the index, checked against the core's path and sizes before the core hears of them: it would
+                 panic on one that is locked or no leaf, and a panic is for good. On any doubt the core goes by its own
+                 LRU, until the tree is reset
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import (
+    EvictDeviceNextNodeResult,
+    UnifiedTreeCoreInterface,
+)
+
+from radix_policy.nodes import Node, NodeTable
+from sglang_scout.bridge import Bridge
+
+# What is cut off into the host tier stays there as a node of its own, and write-back waits for each copy: not for a few
+# tokens at a time.
+HOST_QUANTUM = 256
+_NO_SPACE = (None, None)
+
+Ids = NDArray[np.int64]
+Tokens = Callable[[int, int], Ids]  # those between two offsets from the root
+Space = tuple[str | None, str | None]  # (extra_key, cache_salt)
+
+
+class Mirrored(UnifiedTreeCoreInterface):
+    """In front of a tree core (`class Core(Mirrored, SomeCore)`); `begin_mirror` once that is made."""
+
+    scout: Bridge
+    _ready = False
+
+    def begin_mirror(self, bridge: Bridge) -> None:
+        """From now on `bridge` hears of everything, and names the victims."""
+        self.scout = bridge
+        self._table: NodeTable = bridge.runtime.world.nodes
+        self._keys: dict[int, bytes] = {}  # tokens of a node (`_pack`)
+        self._children: dict[int, int] = {}  # node by its parent and first page (`_place`)
+        self._spaces: dict[int, Space] = {}  # of the root's children, where it is not the default one
+        self._anchors: dict[int, list[int]] = {}  # locked, and not on the device then: [who holds it there, how often]
+        self._clock = 0
+        self._walking = False  # the index names the victims of the eviction call in progress
+        self._asked = 0  # tokens that call is to free
+        self._inserting: Any = None  # key of the insert in progress
+        self._loading: str | None = None  # rid of the request that something is loaded back for
+        self._ready = True
+        self._start()
+
+    def reset(self) -> None:
+        super().reset()
+        if self._ready:
+            self._start()
+
+    def _start(self) -> None:
+        for state in (self._keys, self._children, self._spaces, self._anchors):
+            state.clear()
+        self._walking = False
+        self._inserting = self._loading = None
+        self.scout.reset(self.empty_match_result.best_match_node)
+
+    # ---- walks ----
+
+    def match_prefix(self, params: Any) -> Any:
+        result = super().match_prefix(params)
+        scout = self.scout
+        if scout.live:
+            node = self._walked(result.best_match_node, params.key)
+            if node is not None and params.req is not None and scout.is_unmatched(params.req.rid):
+                scout.matched(params.req.rid, self._path(node), result.full_kv_hit_length)
+        return result
+
+    def begin_insert(self, params: Any) -> Any:
+        self._inserting = params.key
+        return self._stepped(super().begin_insert(params))
+
+    def resume_insert(self) -> Any:
+        return self._stepped(super().resume_insert())
+
+    def _stepped(self, step: Any) -> Any:
+        if step.result is not None and self.scout.live:
+            self._walked(step.result.last_device_node, self._inserting)
+            self._inserting = None
+        return step
+
+    def _walked(self, node_id: int, key: Any) -> int | None:
+        """A walk along `key` ended at that node; returns the deepest of its path on the device. None after a fault."""
+        self._clock += 1
+        if node_id not in self._table:
+            try:
+                node_id = self._take_in(node_id, _tokens_of(key), (key.extra_key, key.cache_salt))
+            except Exception:
+                self.scout.fail("mirror")
+                return None
+        self._clock += 1
+        self.scout.reached(node_id, self._clock)
+        return node_id
+
+    def _path(self, node_id: int) -> list[int]:
+        """Ids from the root, which is left out, to the node."""
+        node: Node | None = self._table[node_id]
+        path: list[int] = []
+        while node is not None and node.parent is not None:
+            path.append(node.id)
+            node = node.parent
+        path.reverse()
+        return path
+
+    # ---- structure ----
+
+    def _take_in(self, node_id: int, tokens: Tokens | None, space: Space) -> int:
+        """Mirror what is new on the path to that node; returns its deepest node on the device.
+
+        `tokens` None: what is new comes from the host tier, which is asked. KeyError when the core does not know the
+        node, LookupError where the path contradicts the mirror.
+        """
+        (path,) = self.collect_path_info([node_id])
+        root = self._table.root
+        assert root is not None
+        above, grown = root.id, False
+        for info in path:
+            if info.full_value_len is None:
+                break  # on the host only, as is all below it
+            if info.node_id not in self._table:
+                length = info.path_end - info.path_start
+                own = self._host_tokens(info.node_id) if tokens is None else tokens(info.path_start, info.path_end)
+                if len(own) != length:
+                    raise LookupError(f"node {info.node_id} of {length} tokens has {len(own)} known ones")
+                place = self._place(above, own, space)
+                behind = self._children.get(place)
+                if behind is not None:
+                    self._cut_off(info.node_id, behind, length, self._clock, self._clock)
+                else:
+                    self._keys[info.node_id] = _pack(own)
+                    self._children[place] = info.node_id
+                    if above == root.id and space != _NO_SPACE:
+                        self._spaces[info.node_id] = space
+                    self.scout.added(info.node_id, above, length, self._clock)
+                    grown = True
+            above = info.node_id
+        if grown and self._anchors:
+            self._move_anchors()
+        return above
+
+    def _place(self, parent: int, tokens: Ids, space: Space) -> int:
+        """Where a node is found: by its first page, below its parent; in the root's case also by its namespace.
+
+        A hash is enough: whoever finds a node by it compares the tokens.
+        """
+        page = tokens[: self.page_size].tobytes()
+        root = self._table.root
+        if root is not None and parent == root.id:
+            return hash((parent, page, space))
+        return hash((parent, page))
+
+    def _cut_off(self, prefix: int, suffix: int, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
+        """`suffix` lost its first `at` tokens to the new node `prefix`; LookupError when that cannot be."""
+        record = self._table[suffix]
+        own = _unpack(self._keys[suffix], record.length)
+        parent = record.parent
+        if parent is None or not 0 < at < record.length:
+            raise LookupError(f"node {prefix} of {at} tokens is no prefix of node {suffix}, which has {record.length}")
+        space = self._spaces.pop(suffix, _NO_SPACE)
+        if space != _NO_SPACE:
+            self._spaces[prefix] = space
+        self._children[self._place(parent.id, own, space)] = prefix
+        self._keys[prefix], self._keys[suffix] = _pack(own[:at]), _pack(own[at:])
+        self._children[self._place(prefix, own[at:], space)] = suffix
+        self.scout.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
+
+    def _gone(self, node_id: int) -> None:
+        """The node has left the device."""
+        if not self.scout.live:
+            return
+        try:
+            record = self._table[node_id]
+            assert record.parent is not None
+            own = _unpack(self._keys.pop(node_id), record.length)
+            del self._children[self._place(record.parent.id, own, self._spaces.pop(node_id, _NO_SPACE))]
+        except Exception:
+            self.scout.fail("mirror")
+        self.scout.removed(node_id)
+
+    def _host_tokens(self, node_id: int) -> Ids:
+        """A node's own tokens, as the host tier knows them."""
+        spec = self.build_storage_backup_spec(node_id, False)
+        if spec is None:
+            raise LookupError(f"node {node_id} came to the device, from where nobody knows")
+        return np.frombuffer(spec.token_ids, dtype=np.int64)
+
+    # ---- locks ----
+
+    def inc_lock_ref(self, node_id: int, skip_lock_components: Sequence[Any] = ()) -> Any:
+        result = super().inc_lock_ref(node_id, skip_lock_components)
+        if ComponentType.FULL not in skip_lock_components:
+            self._lock(node_id)
+        return result
+
+    def dec_lock_ref(self, node_id: int, params: Any, skip_swa: bool = False) -> Any:
+        result = super().dec_lock_ref(node_id, params, skip_swa)
+        if ComponentType.FULL not in params.skipped_lock_components:
+            self._unlock(node_id)
+        return result
+
+    def inc_full_pin(self, node_id: int) -> None:
+        super().inc_full_pin(node_id)
+        self._lock(node_id)
+
+    def dec_full_pin(self, node_id: int) -> None:
+        super().dec_full_pin(node_id)
+        self._unlock(node_id)
+
+    def _lock(self, node_id: int) -> None:
+        if not self.scout.live:
+            return
+        anchor = self._anchors.get(node_id)
+        if anchor is None and node_id not in self._table:
+            try:
+                anchor = self._anchors[node_id] = [self._deepest(node_id), 0]
+            except Exception:
+                self.scout.fail("mirror")
+                return
+        if anchor is None:
+            self.scout.locked(node_id)
+        else:
+            anchor[1] += 1
+            self.scout.locked(anchor[0])
+
+    def _unlock(self, node_id: int) -> None:
+        if not self.scout.live:
+            return
+        anchor = self._anchors.get(node_id)
+        if anchor is None:
+            self.scout.unlocked(node_id)
+            return
+        anchor[1] -= 1
+        if anchor[1] == 0:
+            del self._anchors[node_id]
+        self.scout.unlocked(anchor[0])
+
+    def _deepest(self, node_id: int) -> int:
+        """The deepest node on the path that is on the device."""
+        (path,) = self.collect_path_info([node_id])
+        root = self._table.root
+        assert root is not None
+        return next((info.node_id for info in reversed(path) if info.node_id in self._table), root.id)
+
+    def _move_anchors(self) -> None:
+        """Locks that an ancestor held for want of the node itself go to the deepest that is there now."""
+        for node_id, anchor in self._anchors.items():
+            holder, times = self._deepest(node_id), anchor[1]
+            if holder != anchor[0]:
+                for _ in range(times):
+                    self.scout.unlocked(anchor[0])
+                    self.scout.locked(holder)
+                anchor[0] = holder
+
+    # ---- the host tier ----
+
+    def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().insert_host(node_id, key, *args, **kwargs)
+        made = result.inserted_host_node
+        if made is not None and self.scout.live:
+            try:  # on the way it may have split a node of the device
+                (path,) = self.collect_path_info([node_id])
+                base, below = path[-1].path_end if path else 0, _tokens_of(key)
+                self._clock += 1
+                self._take_in(made, lambda a, b: below(a - base, b - base), (key.extra_key, key.cache_salt))
+            except Exception:
+                self.scout.fail("mirror")
+        return result
+
+    def build_load_back_spec(self, node_id: int, req: Any = None) -> Any:
+        self._loading = None if req is None else req.rid
+        return super().build_load_back_spec(node_id, req)
+
+    def commit_load_back(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
+        actions = super().commit_load_back(node_id, *args, **kwargs)
+        if self.scout.live:
+            self.scout.inserting = self._loading
+            try:
+                self._clock += 1
+                self._take_in(node_id, None, self.prefetch_anchor_info(node_id))
+            except Exception:
+                self.scout.fail("mirror")
+            finally:
+                self.scout.inserting = self._loading = None
+        return actions
+
+    # ---- eviction ----
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
+        self._asked = request_cnt
+        self._walking = self._is_sure() and self.scout.begin_walk()
+        if not self._walking:
+            self.scout.counters["core_calls"] += 1
+            super().evict_device_start(component_type, request_cnt)
+
+    def _is_sure(self) -> bool:
+        """Whether the mirror holds what the core holds, as far as the core's own sums tell."""
+        table = self._table
+        if not self.scout.live or self.has_ongoing_insert():
+            return False
+        ours = (table.held - table.protected, table.protected)
+        real = (self.full_evictable_size(), self.full_protected_size())
+        if ours != real:
+            self.scout.compare(lambda: [f"evictable and protected tokens: tree {real}, mirror {ours}"])
+        return ours == real
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        if not self._walking:
+            return super().evict_device_next_node(component_type, tracker)
+        if tracker.get(component_type, 0) >= self._asked:
+            return EvictDeviceNextNodeResult()
+        scout = self.scout
+        victim = scout.victim()
+        if victim is not None and self._is_leaf(victim):
+            return EvictDeviceNextNodeResult(node_id=victim, made_progress=True, cache_actions=self._trim(victim))
+        if victim is not None or (scout.walking and self._table.held > self._table.protected):
+            scout.mistaken(victim)
+        if scout.walking:
+            return EvictDeviceNextNodeResult()  # nothing is left
+        self._walking = False
+        scout.counters["rescued_calls"] += 1
+        super().evict_device_start(component_type, self._asked)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def _is_leaf(self, victim: int) -> bool:
+        """Whether it is a leaf, and the core has it where the mirror has it: a wrong one would make the core panic."""
+        record = self._table.get(victim)
+        if record is None or not self._table.is_leaf(record):
+            return False
+        try:
+            (path,) = self.collect_path_info([victim])
+        except KeyError:
+            return False
+        info = path[-1]
+        end = record.start + record.length
+        return record.parent is not None and (info.parent_id, info.path_start, info.path_end, info.full_value_len) == (
+            record.parent.id,
+            record.start,
+            end,
+            record.length,
+        )
+
+    def _trim(self, victim: int) -> list[Any]:
+        """Cut a victim that holds more than is needed; returns what SGLang has to do because of the split.
+
+        The core has no call for it, but a match of a part of a leaf splits it there. The head is as old as the leaf.
+        """
+        keeps = self.enable_hicache and (self.is_write_back or self.is_backuped(victim))
+        drop = self.scout.cut(victim, HOST_QUANTUM if keeps else 0)
+        if drop is None:
+            return []
+        record = self._table[victim]
+        at = record.length - drop
+        found = super().match_prefix(MatchPrefixParams(key=self._key_to(record, at)))
+        try:
+            (path,) = self.collect_path_info([victim])
+            info = path[-1]
+            if (info.parent_id, info.path_start) != (found.best_match_node, record.start + at):
+                raise LookupError(f"node {victim} was not cut at {record.start + at}")
+            self._cut_off(found.best_match_node, victim, at, record.stamp, record.stamp)
+            self.scout.counters["trims"] += 1
+        except Exception:
+            self.scout.fail("mirror")
+        return list(found.cache_actions)
+
+    def _key_to(self, node: Node, at: int) -> Any:
+        """The key from the root to `at` tokens into the node."""
+        parts = [_unpack(self._keys[node.id], node.length)[:at]]
+        top = node
+        while top.parent is not None and top.parent.parent is not None:
+            top = top.parent
+            parts.append(_unpack(self._keys[top.id], top.length))
+        ids = array("q", np.concatenate(parts[::-1]).tobytes())
+        extra_key, cache_salt = self._spaces.get(top.id, _NO_SPACE)
+        return RadixKey(ids, extra_key=extra_key, cache_salt=cache_salt)
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        result = super().evict_device_leaf(node_id, is_write_back)
+        if result.backup_kv is None:
+            self._gone(node_id)
+        return result
+
+    def demote(self, node_id: int) -> Any:
+        result = super().demote(node_id)
+        self._gone(node_id)
+        return result
+
+    def drop_subtree_no_host(self, node_id: int) -> Any:
+        result = super().drop_subtree_no_host(node_id)
+        if result.is_dropped:
+            self._gone(node_id)
+        return result
+
+    def evict_device_end(self, component_type: Any) -> None:
+        if self._walking:
+            self._walking = False
+            self.scout.end_walk()
+        else:
+            super().evict_device_end(component_type)
+        if self.scout.checks:
+            self.scout.compare(self.differences)
+
+    # ---- looking in ----
+
+    def differences(self) -> list[str]:
+        """Where the mirror is not the tree, a line for each, as far as the core can be asked; at O(nodes x depth)."""
+        table, found = self._table, []
+        ours = (table.held - table.protected, table.protected)
+        real = (self.full_evictable_size(), self.full_protected_size())
+        if ours != real:
+            found.append(f"evictable and protected tokens: tree {real}, mirror {ours}")
+        for node in table:
+            if node.parent is None:
+                continue
+            try:
+                (path,) = self.collect_path_info([node.id])
+            except KeyError:
+                found.append(f"node {node.id} is not in the tree")
+                continue
+            info = path[-1]
+            there = (info.parent_id, info.path_start, info.path_end, info.full_value_len)
+            here = (node.parent.id, node.start, node.start + node.length, node.length)
+            if there != here:
+                found.append(f"node {node.id}: tree {there}, mirror {here}")
+            if len(_unpack(self._keys.get(node.id, b""), node.length)) != node.length:
+                found.append(f"node {node.id}: its tokens are not those known")
+        if len(self._keys) != len(table) - 1 or len(self._children) != len(table) - 1:
+            found.append(f"{len(table) - 1} nodes, {len(self._keys)} with tokens, {len(self._children)} in a place")
+        return found
+
+
+def _tokens_of(key: Any) -> Tokens:
+    ids = np.frombuffer(key.raw_token_ids(), dtype=np.int64)
+    return lambda start, stop: ids[start:stop]
+
+
+def _pack(ids: Ids) -> bytes:
+    narrow = ids.astype(np.int32)
+    return narrow.tobytes() if np.array_equal(narrow, ids) else ids.tobytes()
+
+
+def _unpack(own: bytes, length: int) -> Ids:
+    """What `_pack` made of that many tokens."""
+    if len(own) == 8 * length:
+        return np.frombuffer(own, dtype=np.int64)
+    return np.frombuffer(own, dtype=np.int32).astype(np.int64)
