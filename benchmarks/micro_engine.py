@@ -42,7 +42,7 @@ class Unavailable(RuntimeError):
 def pairs(policies: list[str]) -> list[tuple[str, str]]:
     """(core, policy) in the order in which they are measured: stock first."""
     own = [p for p in policies if p != "lru"]
-    return [("python", "lru"), ("rust", "lru"), *(("python", p) for p in own)]
+    return [("python", "lru"), ("rust", "lru"), *((core, p) for p in own for core in ("python", "rust"))]
 
 
 def points(core: str, policy: str, leaf_counts: list[int], repeats: int, per_class: list[int]) -> Iterator[Point]:

@@ -13,6 +13,7 @@ so gamma is the discount of one whole cycle. Counts are halved at 4,096 gaps, so
 import math
 from array import array
 from bisect import bisect_right
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ _TAIL = 0.5  # gaps that were never seen to end
 
 EDGES: tuple[float, ...] = (0.0, *(_FIRST * 2.0 ** (k / 4) for k in range(_BINS)))
 _EDGES = np.array(EDGES)
+_HALVES = tuple((high - low) / 2 for low, high in pairwise(EDGES))  # of the bins' widths
 
 
 class GapHistogram:
@@ -76,18 +78,24 @@ class GapHistogram:
         if total <= 0:
             return GapTables(np.frombuffer(survival), np.frombuffer(discount), survival, discount)
         theta = (1.0 - gamma) / cycle if cycle > LEAST_CYCLE else 0.0
+        halves = [math.exp(-theta * half) for half in _HALVES]
+        ahead = [1.0]  # exp(-theta * edge)
+        for half in halves:
+            ahead.append(ahead[-1] * half * half)
         beyond = worth = 0.0
         scale = 1.0 / (total + _TAIL)
-        tail_from = self.quantile(0.95)
+        tail_from, counts = self.quantile(0.95), self.counts
         for k in range(_BINS, -1, -1):
             if k < _BINS:
-                low, high, count = EDGES[k], EDGES[k + 1], self.counts[k]
-                worth = worth * math.exp(-theta * (high - low)) + count * math.exp(-theta * (high - low) / 2)
+                half, count = halves[k], counts[k]
+                worth = (worth * half + count) * half
                 beyond += count
-            tail = _TAIL * min(1.0, tail_from / EDGES[k]) if k else _TAIL
-            survival[k] = (beyond + tail) * scale
+            edge = EDGES[k]
+            tail = _TAIL if edge <= tail_from else _TAIL * tail_from / edge
+            left = beyond + tail
+            survival[k] = left * scale
             # a wait beyond every gap seen has no end in sight: as long again as it already is
-            discount[k] = (worth + tail * math.exp(-theta * EDGES[k])) / (beyond + tail)
+            discount[k] = (worth + tail * ahead[k]) / left
         return GapTables(np.frombuffer(survival), np.frombuffer(discount), survival, discount)
 
 

@@ -115,10 +115,14 @@ _filed = tuple.__new__  # _Filed(...) at a third of its cost
 
 
 class GroupedIndex:
-    """Evictable leaves by group and class. Fed by NodeTable's `on_leaf`; read through `drain`."""
+    """Evictable leaves by group and class. Fed by NodeTable's `on_leaf`; read through `drain`.
 
-    def __init__(self, policy: GroupedPolicy) -> None:
+    `alone`: no other index asks the policy for its changes; else every live group's value is read anew at each drain.
+    """
+
+    def __init__(self, policy: GroupedPolicy, alone: bool = True) -> None:
         self._policy = policy
+        self._alone = alone
         self._groups: dict[Hashable, _Group] = {}
         self._live: dict[Hashable, _Group] = {}  # the groups that are not dead
         self._filed: dict[NodeId, _Filed] = {}
@@ -165,6 +169,10 @@ class GroupedIndex:
     def file(self, node: Node, is_leaf: bool = True) -> None:
         """The node is a leaf now (its class and stamp may have changed), or it is none any more."""
         self._told[node.id] = node if is_leaf else None
+
+    def drop(self, node: NodeId) -> None:
+        """The node is no leaf, or is gone altogether."""
+        self._told[node] = None
 
     def bury(self, group: Hashable) -> None:
         """The group is worth nothing from now on."""
@@ -218,8 +226,8 @@ class GroupedIndex:
         self._file_told()
         if not lru:
             self._lru = None  # built again when it is needed
-            sweep, groups = self._policy.changes()
-            if sweep != self._sweep or len(self._top) > 4 * len(self._live) + _SLACK:
+            sweep, groups = self._policy.changes() if self._alone else (-1, ())
+            if not self._alone or sweep != self._sweep or len(self._top) > 4 * len(self._live) + _SLACK:
                 self._sweep = sweep
                 self._top = []
                 self._touched.clear()

@@ -140,12 +140,15 @@ class NodeTable:
 
     def touch_path(self, node_id: NodeId, stamp: float, step: int) -> None:
         """`touch` for the node and all its ancestors: a walk from the root ended here."""
-        node: Node | None = self._nodes[node_id]
-        self.touch(node_id, stamp, step)
-        while node is not None:
-            node.stamp = stamp
-            node.step = step
-            node = node.parent
+        node = self._nodes[node_id]
+        above: Node | None = node
+        while above is not None:
+            above.stamp = stamp
+            above.step = step
+            above = above.parent
+        # of them all only the last can be a leaf
+        if not (node.children or node.locks) and node.resident and node.parent is not None and self.on_leaf:
+            self.on_leaf(node, True)
 
     def lock(self, node_id: NodeId) -> None:
         """One more lock on the node and all its ancestors (the root's own lock is not counted)."""

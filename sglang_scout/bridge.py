@@ -17,6 +17,7 @@ from typing import Any
 from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tick
 from radix_policy.grouped_index import GroupedDrain, GroupedIndex
 from radix_policy.leaf_index import Drain
+from radix_policy.nodes import Node
 from radix_policy.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ MAX_REQUESTS = 65536  # requests in flight that are remembered; SGLang ends ever
 # "2": the mirror is compared with the tree after every eviction call, too, at O(nodes) each.
 VERIFY = "SGLANG_SCOUT_VERIFY"
 LOGGED = 65536  # of those
-TREE_EVENTS = ("split", "reached", "counted", "locked", "unlocked", "demoted", "restored", "removed")
+TREE_EVENTS = ("split", "counted", "locked", "unlocked", "demoted", "restored", "removed")
 
 Priority = tuple[float, float, int]
 
@@ -39,7 +40,6 @@ class Bridge:
     """One per tree cache. The methods named as in `tree_view.TreeListener` are what the tree core calls."""
 
     split: Callable[[int, int, int, float, float], None]
-    reached: Callable[[int, float], None]
     counted: Callable[[int], None]
     locked: Callable[[int], None]
     unlocked: Callable[[int], None]
@@ -81,6 +81,7 @@ class Bridge:
         self._drain: Drain | GroupedDrain | None = None  # of the device call that runs
         self._last: int | None = None  # its latest victim
         self._plain = False  # a score failed: what is left of the call goes by LRU
+        self._host: GroupedIndex | None = None  # leaves of the host tier, where the core feeds and asks it
         self._listen()
 
     def _listen(self) -> None:
@@ -148,6 +149,23 @@ class Bridge:
                 self.runtime.added(node, parent, length, start, stamp, self.inserting)
         except Exception:
             self.fail("added")
+
+    def grown(self, node: int, parent: int, length: int, start: int, stamp: float) -> None:
+        """`added`, by a core that says where the node starts."""
+        if not self.live:
+            return
+        try:
+            self.runtime.added(node, parent, length, start, stamp, self.inserting)
+        except Exception:
+            self.fail("added")
+
+    def reached(self, node: int, stamp: float) -> None:
+        """A match or an insert walked from the root to the node: for every lookup, so without a detour."""
+        if self.live:
+            try:
+                self.runtime.reached(node, stamp)
+            except Exception:
+                self.fail("reached")
 
     def walked(self, path: Sequence[tuple[int, float]]) -> None:
         """A match or an insert walked over these (node, stamp)."""
@@ -304,6 +322,49 @@ class Bridge:
         drain, self._drain = self._drain, None
         if drain is not None:
             drain.end()
+
+    # ---- the host tier ----
+
+    def host_reset(self) -> None:
+        """The host tier is empty. From the first time on its leaves are told by `host_leaf`."""
+        index, policy = self.runtime.index, self.runtime.policy
+        self._host = GroupedIndex(policy, alone=False) if isinstance(index, GroupedIndex) else None  # type: ignore[arg-type]
+
+    def host_leaf(self, node: int, is_leaf: bool = True) -> None:
+        """The node is a leaf of the host tier now (or was touched as one), or is none any more."""
+        if self._host is None or not self.live:
+            return
+        try:
+            record = self.runtime.world.nodes.get(node) if is_leaf else None
+            if record is not None:
+                self._host.file(record)
+            else:  # or a node that is made just now: it is told again
+                self._host.drop(node)
+        except Exception:
+            self.fail("host_leaf")
+
+    def host_victims(self, tokens: int) -> list[int] | None:
+        """The leaves of the host tier that hold at least so many tokens together and are to be lost first, in order.
+
+        None: the index cannot tell.
+        """
+        index = self._host
+        if index is None or not self.live:
+            return None
+        try:
+            drain = index.drain(lru=not self.runtime.begin_eviction())
+            chosen: list[Node] = []
+            while tokens > 0 and (node := drain.next()) is not None:
+                tokens -= node.length
+                chosen.append(node)
+                index.drop(node.id)
+            for node in chosen:
+                index.file(node)
+        except Exception:
+            self.count_fault("score")
+            self._host = None  # every leaf is scored from here on
+            return None
+        return [node.id for node in chosen]
 
     # ---- scores ----
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -38,6 +39,7 @@ from sglang_scout.bridge import Bridge
 # tokens at a time.
 HOST_QUANTUM = 256
 _NO_SPACE = (None, None)
+_NARROW = 1 << 31  # token ids below, which no vocabulary reaches, take 4 bytes
 
 Ids = NDArray[np.int64]
 Tokens = Callable[[int, int], Ids]  # those between two offsets from the root
@@ -71,12 +73,19 @@ class Mirrored(UnifiedTreeCoreInterface):
         if self._ready:
             self._start()
 
+    def path_to(self, node_id: int) -> Sequence[tuple[Any, ...]]:
+        """The nodes from the root, which is left out, to this one: (id, parent, first token, end, tokens on the device
+        or None, children). KeyError when the core does not know it."""
+        (path,) = self.collect_path_info([node_id])
+        return [astuple(info) for info in path]
+
     def _start(self) -> None:
         for state in (self._keys, self._children, self._spaces, self._anchors):
             state.clear()
         self._walking = False
         self._inserting = self._loading = None
-        self.scout.reset(self.empty_match_result.best_match_node)
+        self._root: int = self.empty_match_result.best_match_node
+        self.scout.reset(self._root)
 
     # ---- walks ----
 
@@ -104,14 +113,13 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def _walked(self, node_id: int, key: Any) -> int | None:
         """A walk along `key` ended at that node; returns the deepest of its path on the device. None after a fault."""
-        self._clock += 1
+        self._clock += 2  # a split is older than the walk that made it
         if node_id not in self._table:
             try:
                 node_id = self._take_in(node_id, _tokens_of(key), (key.extra_key, key.cache_salt))
             except Exception:
                 self.scout.fail("mirror")
                 return None
-        self._clock += 1
         self.scout.reached(node_id, self._clock)
         return node_id
 
@@ -133,30 +141,27 @@ class Mirrored(UnifiedTreeCoreInterface):
         `tokens` None: what is new comes from the host tier, which is asked. KeyError when the core does not know the
         node, LookupError where the path contradicts the mirror.
         """
-        (path,) = self.collect_path_info([node_id])
-        root = self._table.root
-        assert root is not None
-        above, grown = root.id, False
-        for info in path:
-            if info.full_value_len is None:
+        table, root = self._table, self._root
+        above, grown = root, False
+        for known, _, start, end, on_device, _ in self.path_to(node_id):
+            if on_device is None:
                 break  # on the host only, as is all below it
-            if info.node_id not in self._table:
-                length = info.path_end - info.path_start
-                own = self._host_tokens(info.node_id) if tokens is None else tokens(info.path_start, info.path_end)
-                if len(own) != length:
-                    raise LookupError(f"node {info.node_id} of {length} tokens has {len(own)} known ones")
+            if known not in table:
+                own = self._host_tokens(known) if tokens is None else tokens(start, end)
+                if len(own) != end - start:
+                    raise LookupError(f"node {known} of {end - start} tokens has {len(own)} known ones")
                 place = self._place(above, own, space)
                 behind = self._children.get(place)
                 if behind is not None:
-                    self._cut_off(info.node_id, behind, length, self._clock, self._clock)
+                    self._cut_off(known, behind, end - start, self._clock - 1, self._clock - 1)
                 else:
-                    self._keys[info.node_id] = _pack(own)
-                    self._children[place] = info.node_id
-                    if above == root.id and space != _NO_SPACE:
-                        self._spaces[info.node_id] = space
-                    self.scout.added(info.node_id, above, length, self._clock)
+                    self._keys[known] = _pack(own)
+                    self._children[place] = known
+                    if above == root and space != _NO_SPACE:
+                        self._spaces[known] = space
+                    self.scout.grown(known, above, end - start, start, self._clock)
                     grown = True
-            above = info.node_id
+            above = known
         if grown and self._anchors:
             self._move_anchors()
         return above
@@ -167,10 +172,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         A hash is enough: whoever finds a node by it compares the tokens.
         """
         page = tokens[: self.page_size].tobytes()
-        root = self._table.root
-        if root is not None and parent == root.id:
-            return hash((parent, page, space))
-        return hash((parent, page))
+        return hash((parent, page, space)) if parent == self._root else hash((parent, page))
 
     def _cut_off(self, prefix: int, suffix: int, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         """`suffix` lost its first `at` tokens to the new node `prefix`; LookupError when that cannot be."""
@@ -259,10 +261,7 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def _deepest(self, node_id: int) -> int:
         """The deepest node on the path that is on the device."""
-        (path,) = self.collect_path_info([node_id])
-        root = self._table.root
-        assert root is not None
-        return next((info.node_id for info in reversed(path) if info.node_id in self._table), root.id)
+        return next((known[0] for known in reversed(self.path_to(node_id)) if known[0] in self._table), self._root)
 
     def _move_anchors(self) -> None:
         """Locks that an ancestor held for want of the node itself go to the deepest that is there now."""
@@ -281,8 +280,8 @@ class Mirrored(UnifiedTreeCoreInterface):
         made = result.inserted_host_node
         if made is not None and self.scout.live:
             try:  # on the way it may have split a node of the device
-                (path,) = self.collect_path_info([node_id])
-                base, below = path[-1].path_end if path else 0, _tokens_of(key)
+                path = self.path_to(node_id)
+                base, below = path[-1][3] if path else 0, _tokens_of(key)
                 self._clock += 1
                 self._take_in(made, lambda a, b: below(a - base, b - base), (key.extra_key, key.cache_salt))
             except Exception:
@@ -350,17 +349,13 @@ class Mirrored(UnifiedTreeCoreInterface):
         if record is None or not self._table.is_leaf(record):
             return False
         try:
-            (path,) = self.collect_path_info([victim])
-        except KeyError:
+            return self._there(victim) == _here(record)
+        except LookupError:
             return False
-        info = path[-1]
-        end = record.start + record.length
-        return record.parent is not None and (info.parent_id, info.path_start, info.path_end, info.full_value_len) == (
-            record.parent.id,
-            record.start,
-            end,
-            record.length,
-        )
+
+    def _there(self, node_id: int) -> tuple[Any, ...]:
+        """Where the core has the node: parent, first token, end, tokens on the device."""
+        return tuple(self.path_to(node_id)[-1][1:5])
 
     def _trim(self, victim: int) -> list[Any]:
         """Cut a victim that holds more than is needed; returns what SGLang has to do because of the split.
@@ -375,9 +370,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         at = record.length - drop
         found = super().match_prefix(MatchPrefixParams(key=self._key_to(record, at)))
         try:
-            (path,) = self.collect_path_info([victim])
-            info = path[-1]
-            if (info.parent_id, info.path_start) != (found.best_match_node, record.start + at):
+            if self._there(victim)[:2] != (found.best_match_node, record.start + at):
                 raise LookupError(f"node {victim} was not cut at {record.start + at}")
             self._cut_off(found.best_match_node, victim, at, record.stamp, record.stamp)
             self.scout.counters["trims"] += 1
@@ -435,20 +428,22 @@ class Mirrored(UnifiedTreeCoreInterface):
             if node.parent is None:
                 continue
             try:
-                (path,) = self.collect_path_info([node.id])
-            except KeyError:
+                there = self._there(node.id)
+            except LookupError:
                 found.append(f"node {node.id} is not in the tree")
                 continue
-            info = path[-1]
-            there = (info.parent_id, info.path_start, info.path_end, info.full_value_len)
-            here = (node.parent.id, node.start, node.start + node.length, node.length)
-            if there != here:
-                found.append(f"node {node.id}: tree {there}, mirror {here}")
+            if there != _here(node):
+                found.append(f"node {node.id}: tree {there}, mirror {_here(node)}")
             if len(_unpack(self._keys.get(node.id, b""), node.length)) != node.length:
                 found.append(f"node {node.id}: its tokens are not those known")
         if len(self._keys) != len(table) - 1 or len(self._children) != len(table) - 1:
             found.append(f"{len(table) - 1} nodes, {len(self._keys)} with tokens, {len(self._children)} in a place")
         return found
+
+
+def _here(node: Node) -> tuple[Any, ...]:
+    """Where the mirror has the node, as `Mirrored._there` says it."""
+    return node.parent and node.parent.id, node.start, node.start + node.length, node.length
 
 
 def _tokens_of(key: Any) -> Tokens:
@@ -457,8 +452,7 @@ def _tokens_of(key: Any) -> Tokens:
 
 
 def _pack(ids: Ids) -> bytes:
-    narrow = ids.astype(np.int32)
-    return narrow.tobytes() if np.array_equal(narrow, ids) else ids.tobytes()
+    return ids.astype(np.int32).tobytes() if ids.max() < _NARROW else ids.tobytes()
 
 
 def _unpack(own: bytes, length: int) -> Ids:

@@ -1,5 +1,6 @@
 """SGLang's Rust tree core with a mirror in front of it: its inserts and matches, our victims."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,3 +17,7 @@ class RustScoutCore(Mirrored, RustUnifiedTreeCore):
         """`components` are of the Python core; the Rust core brings its own."""
         super().__init__(replace(params, eviction_policy="lru", eviction_policy_config=None))
         self.begin_mirror(bridge)
+
+    def path_to(self, node_id: int) -> Sequence[tuple[Any, ...]]:
+        path: Sequence[tuple[Any, ...]] = self._binding.collect_path_info([node_id])[0]
+        return path

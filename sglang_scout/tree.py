@@ -28,15 +28,37 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "scout"
 _CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+MENDS = 8  # times that the mirror is made anew from the tree after a fault, between two resets
+
+
+class HostLeaves(set[Any]):
+    """SGLang's set of the leaves of the host tier, telling the Bridge who comes and goes."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        super().__init__()
+        self.bridge = bridge
+        bridge.host_reset()
+
+    def add(self, node: Any) -> None:
+        if node not in self:
+            super().add(node)
+            self.bridge.host_leaf(node.id)
+
+    def discard(self, node: Any) -> None:
+        if node in self:
+            super().discard(node)
+            self.bridge.host_leaf(node.id, False)
 
 
 class ScoutTreeCore(UnifiedTreeCore):
     """`UnifiedTreeCore` with a Bridge on it."""
 
     evictable_device_leaves: set[Any]
+    evictable_host_leaves: set[Any]
 
     def __init__(self, params: Any, components: Any, bridge: Bridge) -> None:
         self.scout = bridge
+        self._mended = 0
         self._asked = 0  # tokens that the device eviction call in progress is to free
         self._trimming: float | None = None  # last access of the leaf whose tail is being cut off
         self._after_trim: list[Any] = []  # cache actions of a split that SGLang has not seen yet
@@ -45,7 +67,32 @@ class ScoutTreeCore(UnifiedTreeCore):
 
     def reset(self) -> None:
         super().reset()
+        self._mended = 0
         self.scout.reset(self.root_node.id)
+        self.evictable_host_leaves = HostLeaves(self.scout)
+
+    def _mend(self) -> None:
+        """After a fault: mirror the tree as it stands. Whose the nodes are is forgotten until they are used again."""
+        self._mended += 1
+        scout, table = self.scout, self.scout.runtime.world.nodes
+        scout.reset(self.root_node.id)
+        stack = [*self.root_node.children.values()]
+        while stack:
+            node = stack.pop()
+            full = node.component_data[ComponentType.FULL]
+            scout.added(node.id, node.parent.id, len(node.key), node.last_access_time, on_host=full.value is None)
+            # a lock is on the whole path: those that no child has end here
+            below = sum(child.component_data[ComponentType.FULL].lock_ref for child in node.children.values())
+            for _ in range(full.lock_ref - below):
+                scout.locked(node.id)
+            if scout.live:
+                table[node.id].counts = node.hit_count
+            stack.extend(node.children.values())
+        scout.host_reset()
+        for node in self.evictable_host_leaves:
+            scout.host_leaf(node.id)
+        if scout.live:
+            logger.warning("sglang-scout: the mirror of the tree was made anew, %d nodes", len(table) - 1)
 
     # ---- structure ----
 
@@ -60,6 +107,8 @@ class ScoutTreeCore(UnifiedTreeCore):
         if made is not None and made not in self.scout.runtime.world.nodes:
             node = self.node_by_id(made)
             self.scout.added(made, node.parent.id, len(node.key), node.last_access_time, on_host=True)
+            if node in self.evictable_host_leaves:
+                self.scout.host_leaf(made)
         return result
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
@@ -93,6 +142,8 @@ class ScoutTreeCore(UnifiedTreeCore):
         if params.req is not None and self.scout.is_unmatched(params.req.rid):
             ids = [node_id for node_id, _ in reversed(path)]
             self.scout.matched(params.req.rid, ids, result.full_kv_hit_length)
+        if best_match_node in self.evictable_host_leaves:
+            self.scout.host_leaf(best_match_node.id)  # its stamp is another now, maybe its owner too
         return result
 
     def _touch_node(self, node: Any) -> None:
@@ -150,6 +201,8 @@ class ScoutTreeCore(UnifiedTreeCore):
     def evict_device_start(self, component_type: Any, request_cnt: int) -> None:
         self._asked = request_cnt
         self._after_trim = []
+        if not self.scout.live and self.scout.mendable and self._mended < MENDS:
+            self._mend()
         if not self.scout.begin_walk():
             self.scout.begin_call(self.evictable_device_leaves, "device_calls")
             super().evict_device_start(component_type, request_cnt)
@@ -218,10 +271,25 @@ class ScoutTreeCore(UnifiedTreeCore):
             self.scout.compare(self.differences)
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
-        self.scout.begin_call(self.evictable_host_leaves, "host_calls")
+        leaves, chosen = self.evictable_host_leaves, self.scout.host_victims(num_tokens)
+        few = None if chosen is None else {self.node_by_id(victim) for victim in chosen}
+        if few is None or not few <= leaves:
+            self.scout.begin_call(leaves, "host_calls")
+            try:
+                return super().drive_host_eviction(component_type, num_tokens)
+            finally:
+                self.scout.end_call()
+        # SGLang's walk would score every leaf. It is shown those that hold enough, and what becomes one on the way.
+        self.scout.begin_call(few, "host_calls")
+        self.evictable_host_leaves = shown = {*few}
         try:
             return super().drive_host_eviction(component_type, num_tokens)
         finally:
+            self.evictable_host_leaves = leaves
+            for node in few - shown:
+                leaves.discard(node)
+            for node in shown - few:
+                leaves.add(node)
             self.scout.end_call()
 
     def differences(self) -> list[str]:

@@ -68,7 +68,7 @@ def assert_sound(server: Server) -> dict[str, Any]:
     assert counts["in_flight"] == 0 and counts["requests"] == counts["finished"] + counts["aborted"]
     assert counts["overflowed"] == 0
     log = server.log_path.read_text(errors="replace")
-    assert "Tree Core: ScoutTreeCore" in log
+    assert "Tree Core: RustScoutCore" in log
     for trouble in ("leak detected", "Scheduler hit an exception", "sglang-scout: fault", "Sanity check FAILED"):
         assert trouble not in log
     return state

@@ -61,6 +61,12 @@ def begin_anew(tree: SglangTree) -> None:
     tree.cache.sanity_check()
 
 
+@pytest.fixture
+def for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror is not made anew."""
+    monkeypatch.setattr("sglang_scout.tree.MENDS", 0)
+
+
 def stock_victims() -> list[int]:
     """What stock LRU evicts on the same operations."""
     tree = SglangTree(policy="lru", core="python", host_tokens=512)
@@ -73,7 +79,9 @@ REQUEST_ENTRIES = ["on_request", "on_match", "on_insert", "on_split", "on_evict"
 
 
 @pytest.mark.parametrize("entry", TREE_ENTRIES)
-def test_a_fault_in_what_the_tree_tells(entry: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_fault_in_what_the_tree_tells(
+    entry: str, for_good: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     from radix_policy.runtime import Runtime
 
     expected = stock_victims()
@@ -95,9 +103,48 @@ def test_a_fault_in_what_the_tree_tells(entry: str, monkeypatch: pytest.MonkeyPa
     assert sum("sglang-scout: fault" in r.message for r in caplog.records) == 1
     assert victims == expected
     assert tree.bridge.snapshot()["live"] is False
-    monkeypatch.undo()
+    monkeypatch.setattr(Runtime, entry, original)
     begin_anew(tree)
     assert tree.bridge.live and tree.bridge.faults == {entry: 1}
+    assert_mirror(tree)
+
+
+@pytest.mark.parametrize("entry", TREE_ENTRIES)
+def test_after_a_fault_the_mirror_is_made_anew_from_the_tree(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from radix_policy.runtime import Runtime
+
+    original, calls = getattr(Runtime, entry), [0]
+
+    def once(self: Runtime, *args: Any) -> Any:
+        calls[0] += 1
+        return broken() if calls[0] == 4 else original(self, *args)
+
+    monkeypatch.setattr(Runtime, entry, once)
+    tree = SglangTree(host_tokens=512)
+    exercise(tree)
+    held = tree.lock(blocks(6, 50))
+    tree.insert(blocks(0, 1, 2))
+    tree.evict(4)
+    assert tree.bridge is not None and tree.bridge.live and tree.bridge.faults.get(entry, 0) <= 1
+    assert_mirror(tree)
+    tree.unlock(held)
+    tree.evict(100)
+    assert_mirror(tree)
+
+
+def test_a_mirror_that_breaks_again_and_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_scout.tree import MENDS
+
+    tree = SglangTree()
+    monkeypatch.setattr(tree.runtime.policy, "on_insert", broken)
+    for number in range(2 * MENDS):
+        tree.insert(blocks(number))
+        tree.evict(1)
+    assert tree.bridge is not None and not tree.bridge.live and tree.core._mended == MENDS
+    monkeypatch.undo()
+    tree.reset()
+    tree.insert(blocks(1))
+    assert tree.bridge.live
     assert_mirror(tree)
 
 
@@ -113,13 +160,14 @@ def test_a_fault_in_a_reset_is_for_good(core: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("entry", REQUEST_ENTRIES)
-def test_a_fault_in_what_the_policy_hears(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_what_the_policy_hears(entry: str, for_good: None, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = stock_victims()
     tree = SglangTree(host_tokens=512, config=WHOLE)
+    healthy = getattr(tree.runtime.policy, entry)
     monkeypatch.setattr(tree.runtime.policy, entry, broken)
     assert exercise(tree) == expected
     assert tree.bridge is not None and not tree.bridge.live and sum(tree.bridge.faults.values()) == 1
-    monkeypatch.undo()
+    monkeypatch.setattr(tree.runtime.policy, entry, healthy)
     begin_anew(tree)
     assert tree.bridge.live == (entry in ("on_insert", "on_split", "on_evict")), "those of the tree are undone with it"
 
@@ -301,7 +349,7 @@ def test_what_sglangs_own_function_raises_passes_through(engine: Any, tree: Sgla
         scheduler.around_broadcast(broken, None, [])
 
 
-def test_observation_after_a_fault_is_off_and_nothing_grows(tree: SglangTree, engine: Any) -> None:
+def test_observation_after_a_fault_is_off_and_nothing_grows(tree: SglangTree, engine: Any, for_good: None) -> None:
     arrive(tree, "known", blocks(0), "planner", "s1")
     bridge = tree.bridge
     assert bridge is not None

@@ -86,6 +86,17 @@ def test_nodes_that_storage_prefetched(page_size: int, core: str) -> None:
     assert_mirror(tree)
 
 
+def assert_host_order(tree: SglangTree) -> None:
+    """The index of the host tier names its leaves as scoring each of them would."""
+    bridge, leaves = tree.bridge, tree.core.evictable_host_leaves
+    assert bridge is not None
+    named = bridge.host_victims(10**9)
+    bridge.begin_call(leaves, "host_calls")
+    naive = sorted(leaves, key=bridge.priority)
+    bridge.end_call()
+    assert named == [node.id for node in naive]
+
+
 class HostMachine(RuleBasedStateMachine):
     """Random operations on a device tier of 256 and a host tier of 320 tokens; the mirror is exact after each."""
 
@@ -105,6 +116,18 @@ class HostMachine(RuleBasedStateMachine):
         self.tree.insert(tokens)
         assert_mirror(self.tree)
 
+    @rule(tokens=sequences, caller=st.integers(0, 5), seconds=st.floats(0, 5))
+    def call(self, tokens: Tokens, caller: int, seconds: float) -> None:
+        bridge = self.tree.bridge
+        assert bridge is not None
+        bridge.tick(bridge.step + 1, bridge.seconds + seconds)
+        rid = f"r{bridge.step}"
+        arrive(self.tree, rid, tokens, f"a{caller % 2}", f"s{caller}")
+        self.tree.match(tokens, rid)
+        self.tree.insert(tokens, rid)
+        bridge.finished(rid, 5, False, True)
+        assert_mirror(self.tree)
+
     @rule(tokens=sequences)
     def match(self, tokens: Tokens) -> None:
         self.tree.match(tokens)
@@ -122,8 +145,14 @@ class HostMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 96))
     def evict_host(self, tokens: int) -> None:
+        self.order()
         self.tree.cache.evict_host(tokens)
         assert_mirror(self.tree)
+        self.order()
+
+    def order(self) -> None:
+        if self.core == "python":
+            assert_host_order(self.tree)
 
     @rule(tokens=sequences)
     def lock(self, tokens: Tokens) -> None:

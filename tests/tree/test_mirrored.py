@@ -198,7 +198,7 @@ def test_a_victim_that_is_none_never_reaches_the_core(core: str, wrong: str, mon
 
 
 @CORES
-@pytest.mark.parametrize("where", ["collect_path_info", "_take_in", "_cut_off"])
+@pytest.mark.parametrize("where", ["path_to", "_take_in", "_cut_off"])
 def test_a_fault_while_the_mirror_is_kept_leaves_the_core_alone(core: str, where: str, monkeypatch: Any) -> None:
     tree = SglangTree(1, 256, core=core)
     tree.insert(blocks(0, 1, 2))
