@@ -24,11 +24,13 @@ from radix_policy.eviction import POLICIES
 from radix_policy.prompts import TokenPrompt
 from radix_policy.runtime import Runtime
 
-LEAVES = (1000, 5000, 20000)
+LEAVES = (1000, 10_000, 20_000, 100_000)
 PER_CLASS = (1, 10, 100)  # leaves that share a class, where a policy has classes
 AGENTS = 24  # CacheScout's largest table
-VICTIMS = 4  # leaves lost per eviction call, by size: 4 x LEAF_TOKENS tokens are asked for
+VICTIMS = 4  # leaves lost per eviction call in `radix_policy` alone
 LEAF_TOKENS = 50
+EVICT_TOKENS = 64  # asked for per eviction call on SGLang's trees
+NODE_LIMIT = 300  # bytes per tree node on top of SGLang's, its tokens left out
 PROMPT_TOKENS = 2000
 PATH_NODES = 16
 # What the project promises (microseconds, bytes): shown beside the figures, never a test of speed.
@@ -116,7 +118,10 @@ def _engine(
     for core, policy in micro_engine.pairs(policies):
         try:
             for point in micro_engine.points(core, policy, leaves, args.repeats, per_class):
-                results.add(point)
+                if point["op"] == "memory":
+                    results.document.setdefault("node_bytes", []).append(point)
+                else:
+                    results.add(point)
         except micro_engine.Unavailable as error:
             skipped.append(f"{core} core, policy {policy}: skipped, {error}")
     spent["SGLang's tree cores"] = time.perf_counter() - begin
@@ -378,8 +383,20 @@ def render(document: dict[str, Any]) -> str:
         for p in engine:
             base = [stock.get((p["op"], core, p["leaves"])) for core in ("python", "rust")]
             ratios = [f"{p['us'] / us:.2f}x" if us else "-" for us in base]
+            small = next((q["us"] for q in engine if _same_line(q, p) and q["leaves"] == 1000), None)
+            ratios.append(f"{p['us'] / small:.2f}x" if small else "-")
             rows.append([p["op"], p["core"], p["policy"], p["leaves"], p["classes"], round(p["us"], 2), *ratios])
-        header = ["SGLang", "core", "policy", "leaves", "classes", "us", "vs python lru", "vs rust lru"]
+        header = [
+            "SGLang",
+            "core",
+            "policy",
+            "leaves",
+            "classes",
+            "us",
+            "vs python lru",
+            "vs rust lru",
+            "vs 1000 leaves",
+        ]
         parts.append(table(header, rows))
     names = ("policy_bytes", "world_bytes", "identity_bytes", "bytes")
     rows = [
@@ -388,7 +405,26 @@ def render(document: dict[str, Any]) -> str:
     ]
     if rows:
         parts.append(table(["state", "agents", "learner", "world", "identity", "counted bytes", "limit"], rows))
+    rows = [
+        [
+            n["core"],
+            n["policy"],
+            n["leaves"],
+            n["classes"],
+            *(round(n[k]) for k in ("nodes", "index", "shadow", "mirror", "bytes", "tokens")),
+            _limit(n["bytes"], NODE_LIMIT),
+        ]
+        for n in document.get("node_bytes", [])
+    ]
+    if rows:
+        head = ["bytes per node", "policy", "leaves", "classes", "node", "index", "shadow", "mirror", "sum", "tokens"]
+        parts.append(table([*head, "limit"], rows))
     return "\n\n".join(parts)
+
+
+def _same_line(a: Point, b: Point) -> bool:
+    """Whether two points differ in their numbers of leaves only."""
+    return all(a.get(k) == b.get(k) for k in ("op", "core", "policy", "per_class"))
 
 
 def _target(point: Point) -> str:

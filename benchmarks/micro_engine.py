@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from benchmarks.micro import LEAF_TOKENS, VICTIMS, Point, median_us
+from benchmarks.micro import EVICT_TOKENS, LEAF_TOKENS, Point, deep_bytes, median_us
 from benchmarks.results import progress
 from radix_policy.events import RequestArrived, Tag
 from radix_policy.prompts import TokenPrompt
@@ -32,6 +32,7 @@ torch.set_num_threads(1)  # the time of one thread is what is measured
 ANCHOR_TOKENS = 100
 ANCHORS = 24
 _TURNS = 12  # calls of a session
+_CLASSES_UP_TO = 20_000
 _PROBES = 100  # matches, locks or inserts in one repeat
 
 
@@ -48,18 +49,23 @@ def pairs(policies: list[str]) -> list[tuple[str, str]]:
 def points(core: str, policy: str, leaf_counts: list[int], repeats: int, per_class: list[int]) -> Iterator[Point]:
     """Costs at each number of leaves, each in a tree and a pool of its own, nearly full as in a busy server.
 
-    Where leaves have classes, eviction also with more of them in one. It takes in all that a call costs: scores brought
-    up to date, leaves filed, SGLang's own part.
+    Where leaves have classes, eviction also with more of them in one (not in the largest trees, which take long to
+    grow). It takes in all that a call costs: scores brought up to date, leaves filed, SGLang's own part. `evict` comes
+    after as many requests as it takes to fill the tree again, `evict again` after one more such call.
     """
     for leaves in leaf_counts:
-        for each in [1] if policy == "lru" else [1, *(n for n in per_class if n > 1)]:
+        more = [n for n in per_class if n > 1 and leaves <= _CLASSES_UP_TO]
+        for each in [1] if policy == "lru" else [1, *more]:
             progress(f"micro: {core} core, {policy}, {leaves} leaves" + (f", {each} per class" if each > 1 else ""))
             tree = Tree(core, policy, leaves, each)
             tree.grow(leaves)
             for op, us in tree.measure(repeats, evict_only=each > 1):
                 point = {"op": op, "core": core, "policy": policy, "leaves": leaves, "classes": tree.classes()}
                 point["per_class"] = each
-                yield point | {"us": round(us, 2)} | ({"victims": VICTIMS} if op == "evict" else {})
+                yield point | {"us": round(us, 2)} | ({"tokens": EVICT_TOKENS} if op.startswith("evict") else {})
+            if tree.bridge is not None:
+                where = {"core": core, "policy": policy, "leaves": leaves, "classes": tree.classes(), "per_class": each}
+                yield {"op": "memory", **where, **tree.memory()}
             if tree.bridge is not None and tree.bridge.faults:
                 raise Unavailable(f"the plug-in counted faults: {tree.bridge.faults}")
 
@@ -102,6 +108,7 @@ class Tree:
         self.cache = _build(params)
         self.bridge = getattr(self.cache.tree_core, "scout", None)  # the plug-in's link to its runtime
         self.leaves = 0
+        self.owed = 0  # tokens evicted that make no whole leaf yet
         self.serial = 0
         self.anchor_slots = [self._slots(ANCHOR_TOKENS) for _ in range(ANCHORS)]
         for anchor, slots in enumerate(self.anchor_slots):
@@ -171,17 +178,45 @@ class Tree:
             self.bridge.finished(str(serial), LEAF_TOKENS, False, True)
 
     def evict(self) -> None:
-        """One eviction call for VICTIMS leaves' worth of tokens."""
-        result = self.cache.evict(EvictParams(num_tokens=VICTIMS * LEAF_TOKENS))
-        self.leaves -= result.num_tokens_evicted // LEAF_TOKENS
+        """One eviction call for EVICT_TOKENS tokens."""
+        result = self.cache.evict(EvictParams(num_tokens=EVICT_TOKENS))
+        self.owed += result.num_tokens_evicted
+        self.leaves -= self.owed // LEAF_TOKENS
+        self.owed %= LEAF_TOKENS
+
+    def memory(self) -> dict[str, float]:
+        """Bytes per tree node that the plug-in holds by node or leaf, of which `tokens` are the nodes' own tokens."""
+        assert self.bridge is not None
+        runtime = self.bridge.runtime
+        table, policy, core = runtime.world.nodes, runtime.policy, self.cache.tree_core
+        nodes, notes = list(table), [node.state for node in table]
+        apart = [runtime, runtime.world, policy, core, self.bridge, runtime.world.sessions, *runtime.world.sessions]
+        apart += [policy.config, runtime.requests, *(v for v in vars(policy).values() if hasattr(v, "config"))]
+        shadow = policy.guard.passing() if hasattr(policy, "guard") else []
+        keys, places = getattr(core, "_keys", {}), getattr(core, "_children", {})
+        tokens = 4 * sum(node.length for node in nodes) if keys else 0
+        parts = {
+            "nodes": deep_bytes([table], [*apart, runtime.index]),
+            "index": deep_bytes([runtime.index], [*apart, *nodes, *notes, table]),
+            "shadow": deep_bytes(shadow, [*apart, *nodes, *notes, table]),
+            "mirror": deep_bytes([keys, places], apart) - tokens,
+        }
+        each = {name: size / len(nodes) for name, size in parts.items()}
+        return each | {"bytes": sum(each.values()), "tokens": tokens / len(nodes)}
 
     def measure(self, repeats: int, evict_only: bool = False) -> Iterator[tuple[str, float]]:
         """(op, microseconds per operation) at the present size."""
         size = self.leaves
         yield "evict", median_us(self.evict, max(repeats, 9), 1, lambda: self.grow(size))
+
+        def one_before() -> None:
+            self.grow(size)
+            self.evict()
+
+        yield "evict again", median_us(self.evict, max(repeats, 9), 1, one_before)
+        self.grow(size)
         if evict_only:
             return
-        self.grow(size)
         recent = [self.key(self.serial - 1 - i) for i in range(_PROBES)]
 
         def match_all() -> None:

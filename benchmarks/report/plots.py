@@ -247,7 +247,8 @@ def capacity_curves(points: Sequence[Point]) -> Figure:
 
 def micro_costs(points: Sequence[Point]) -> Figure:
     """Cost of each operation against the number of leaves, one line for each core and policy."""
-    wanted = ("evict", "score", "insert", "match", "lock")
+    wanted = ("evict", "evict again", "score", "insert", "match", "lock")
+    points = [p for p in points if p.get("per_class", 1) == 1]
     ops = [op for op in wanted if any(p["op"] == op and p["leaves"] for p in points)]
     columns = min(3, max(1, len(ops)))
     rows = max(1, -(-len(ops) // columns))
@@ -272,7 +273,7 @@ def micro_costs(points: Sequence[Point]) -> Figure:
         ticks = sorted({p["leaves"] for p in own})
         ax.xaxis.set_minor_locator(ticker.NullLocator())
         ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
-        if op == "evict":  # the others hardly depend on the tree's size, and differ by little
+        if op.startswith("evict"):  # the others hardly depend on the tree's size, and differ by little
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:,g}"))
         else:
@@ -280,7 +281,7 @@ def micro_costs(points: Sequence[Point]) -> Figure:
             ax.margins(y=0.2)
         ax.set_xlabel("leaves")
         ax.set_ylabel("µs")
-        ax.set_title(op + (" (a call)" if op == "evict" else " (a leaf)" if op == "score" else ""))
+        ax.set_title(op + (" (a call)" if op.startswith("evict") else " (a leaf)" if op == "score" else ""))
         ax.legend(fontsize=8)
     for ax in made[len(ops) :]:
         ax.set_visible(False)

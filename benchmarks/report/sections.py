@@ -201,7 +201,7 @@ def simulated(page: Page, document: Document) -> None:
 def micro(page: Page, document: Document) -> None:
     """Results of micro."""
     points = document["points"]
-    page.heading("Hot-path costs", "Median CPU time in microseconds; an evict call frees four leaves of 50 tokens.")
+    page.heading("Hot-path costs", "Median CPU time in microseconds; an evict call is for 64 tokens, leaves have 50.")
     page.plots([("micro", plots.micro_costs(points))])
     sizes = sorted({p["leaves"] for p in points})
     rows: dict[tuple[str, str, str], dict[int, float]] = {}

@@ -103,7 +103,7 @@ def test_the_table_gives_ratios_to_the_stock_cores() -> None:
         return {"op": "evict", "core": core, "policy": policy, "leaves": 1000, "classes": 1, "us": us, "per_class": 1}
 
     text = micro.render({"points": [p("python", "lru", 100.0), p("rust", "lru", 10.0), p("python", "scout", 50.0)]})
-    assert text.splitlines()[-1].split()[-2:] == ["0.50x", "5.00x"]
+    assert text.splitlines()[-1].split()[-3:] == ["0.50x", "5.00x", "1.00x"]
 
 
 @pytest.mark.slow  # +1 min
@@ -122,5 +122,8 @@ def test_stock_cores_and_the_plug_ins_core_are_measured(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     found = {(p["op"], p["core"], p["policy"]) for p in read(out)["points"] if p["core"] != "none"}
-    pairs = [("python", "lru"), ("rust", "lru"), ("python", "cachescout"), ("python", "scout")]
-    assert found == {(op, *pair) for op in ("evict", "match", "lock", "insert") for pair in pairs}
+    pairs = [(core, policy) for core in ("python", "rust") for policy in ("lru", "cachescout", "scout")]
+    ops = ("evict", "evict again", "match", "lock", "insert")
+    assert found == {(op, *pair) for op in ops for pair in pairs}
+    for held in read(out)["node_bytes"]:
+        assert held["nodes"] > 100 and held["index"] > 0 and (held["tokens"] > 0) == (held["core"] == "rust")
