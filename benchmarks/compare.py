@@ -208,10 +208,17 @@ def _one(plan: Plan, source: Source, results: PointResults, wanted: dict[str, An
     begin = time.monotonic()
     try:
         options = replace(plan.options, concurrency=concurrency)
+        journal = results.journal_path(wanted)
+        anew = journal is None or not journal.exists()  # else a part was played on a server that is gone
+        used = server.scheduler_cpu_s()
         run_stoppable(lambda: measure(server.url, source, options, results, extra))
         point = results.find(wanted)
         if point is None:
             raise ServerFailed(f"asked for {wanted}, but the server runs something else: {results.points[-1]}", 1)
+        spent = server.scheduler_cpu_s()
+        if anew and used is not None and spent is not None and point["calls"]:
+            # the model's own computation too, which on a CPU is most of it
+            point["scheduler_cpu_ms"] = round(1000 * (spent - used) / point["calls"], 3)
         point["replay_s"] = round(time.monotonic() - begin, 2)
     except UsageError as error:  # the server was there a moment ago: it is no user's mistake
         raise ServerFailed(f"{error}: {_last_line(server)}", 1) from None
@@ -285,11 +292,24 @@ def render(points: Sequence[dict[str, Any]], base: str) -> str:
                 _ratio(p["ttft_ms"]["p99"], b["ttft_ms"]["p99"]),
                 _ratio(p["turn_ms"]["mean"], b["turn_ms"]["mean"]),
                 _ratio(p["turns_per_s"], b["turns_per_s"]),
+                _ratio(p.get("scheduler_cpu_ms"), b.get("scheduler_cpu_ms")),
                 verdict(p, b),
             ]
         )
     if rows:
-        headers = ["", "capacity", "C", "hit", "computed", "TTFT mean", "TTFT p99", "turn mean", "turns/s", "verdict"]
+        headers = [
+            "",
+            "capacity",
+            "C",
+            "hit",
+            "computed",
+            "TTFT mean",
+            "TTFT p99",
+            "turn mean",
+            "turns/s",
+            "sched. CPU",
+            "verdict",
+        ]
         parts.append(table(headers, rows))
     notes = [line for p in points for line in remarks(p)]
     if notes:

@@ -190,6 +190,21 @@ class Server:
         """Pids of all of the server's processes."""
         return self._running().pids()
 
+    def scheduler_cpu_s(self) -> float | None:
+        """CPU seconds, user and system, that SGLang's scheduler processes have used; None where /proc names none."""
+        ticks, found = 0, False
+        for pid in self.pids:
+            try:
+                if b"sglang::scheduler" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    continue
+                # the name in parentheses may hold anything; 12th and 13th after the last ")": user and system time
+                times = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[11:13]
+            except OSError:
+                continue
+            ticks += sum(map(int, times))
+            found = True
+        return ticks / os.sysconf("SC_CLK_TCK") if found else None
+
     def _running(self) -> Process:
         if self._process is None:
             raise RuntimeError("the server is not running")
