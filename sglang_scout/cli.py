@@ -43,10 +43,11 @@ def examine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "(not installed)"
     installed = versions["sglang"] != "(not installed)"
-    seams = []
+    seams, rust = [], []
     if installed:
         _prepare()
         seams = [{"name": f.path, "problem": f.problem} for f in preflight.check()]
+        rust = [{"name": f.path, "problem": f.problem} for f in preflight.check(preflight.RUST_SEAMS)]
     try:
         headers.header_map(os.environ.get(headers.ENV, ""))
         problem = None
@@ -67,6 +68,7 @@ def examine() -> dict[str, Any]:
         "headers": problem,
         "policies": list(config.NAMES),
         "seams": seams,
+        "rust_seams": rust,
         "config": {name: [dict(zip(_COLUMNS, row)) for row in config.table(name)] for name in config.NAMES},
     }
 
@@ -99,6 +101,11 @@ def lines(report: dict[str, Any]) -> list[str]:
         out.append(report["headers"])
     bad = [seam for seam in report["seams"] if seam["problem"] is not None]
     out += ["", f"seams: {len(report['seams']) - len(bad)} of {len(report['seams'])} as expected"]
+    out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
+    bad = [seam for seam in report["rust_seams"] if seam["problem"] is not None]
+    out.append(
+        "tree core: " + ("Python, for the Rust core is not as expected" if bad else "Rust, where SGLang can use it")
+    )
     out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
     for name, keys in report["config"].items():
         out += ["", f"{config.FLAG} {name}, keys of {config.CONFIG_FLAG}:"]

@@ -179,6 +179,40 @@ ENGINE_SEAMS = (
 
 SEAMS = ARGUMENT_SEAMS + ENGINE_SEAMS
 
+# Needed above the Rust tree core; where one is missing, the Python core is used.
+_ADAPTER = _S + "mem_cache.rust_tree_core.adapter"
+_SHAPES: dict[str, tuple[str, ...]] = {
+    "reset": (),
+    "match_prefix": ("params",),
+    "begin_insert": ("params",),
+    "resume_insert": (),
+    "has_ongoing_insert": (),
+    "collect_path_info": ("end_node_ids",),
+    "inc_lock_ref": ("node_id", "skip_lock_components"),
+    "dec_lock_ref": ("node_id", "params", "skip_swa"),
+    "inc_full_pin": ("node_id",),
+    "dec_full_pin": ("node_id",),
+    "full_evictable_size": (),
+    "full_protected_size": (),
+    "evict_device_start": ("component_type", "request_cnt"),
+    "evict_device_next_node": ("component_type", "tracker"),
+    "evict_device_leaf": ("node_id", "is_write_back"),
+    "evict_device_end": ("component_type",),
+    "demote": ("node_id",),
+    "drop_subtree_no_host": ("node_id",),
+    "insert_host": ("node_id", "key", "host_value", "hash_value"),
+    "is_backuped": ("node_id",),
+    "build_load_back_spec": ("node_id", "req"),
+    "build_storage_backup_spec": ("node_id", "pass_prefix_keys"),
+    "commit_load_back": ("node_id", "device_indices", "kv_xfer", "comp_xfers"),
+    "prefetch_anchor_info": ("node_id",),
+}
+RUST_SEAMS = (
+    *(Seam(_ADAPTER, f"RustUnifiedTreeCore.{name}", ("self", *rest)) for name, rest in _SHAPES.items()),
+    Seam(_ADAPTER, "RustUnifiedTreeCore.empty_match_result"),
+    Seam(_REGISTRY, "resolve_tree_core_backend", ("name", "params")),
+)
+
 
 def version() -> str:
     """The version of SGLang that is installed."""

@@ -372,6 +372,11 @@ def make_core(params: Any, components: Any) -> Any:
     bridge = Bridge(config.make_runtime(params.eviction_policy, params.eviction_policy_config, params.page_size))
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
+    if kind == "rust":
+        odd_seams = [f"{f.path} {f.problem}" for f in preflight.check(preflight.RUST_SEAMS) if f.problem is not None]
+        if odd_seams:
+            kind = "python"
+            logger.warning("sglang-scout: not on SGLang's Rust tree core: %s", "; ".join(odd_seams))
     core: Any
     if kind == "rust":
         from sglang_scout.rust_tree import RustScoutCore

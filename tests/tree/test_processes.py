@@ -260,6 +260,32 @@ except ValueError as error:
     assert "cannot run on SGLang 0.5.23: another cache or tree core is being built" in answer["alone"]
 
 
+def test_where_the_rust_core_is_not_as_expected_the_python_core_is_used() -> None:
+    answer = run(
+        LOAD
+        + """
+import logging
+from sglang.srt.mem_cache.rust_tree_core.adapter import RustUnifiedTreeCore
+said = []
+class Listen(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("sglang_scout.tree").addHandler(Listen())
+logging.getLogger("sglang_scout.tree").setLevel(logging.INFO)
+answer["stock"] = build("scout")
+collect = RustUnifiedTreeCore.collect_path_info
+RustUnifiedTreeCore.collect_path_info = lambda self, nodes: collect(self, nodes)
+answer["other"] = build("scout")
+answer["said"] = said
+"""
+    )
+    assert answer["stock"].startswith("RustScoutCore")
+    assert answer["other"] == "ScoutTreeCore/ScoutStrategy"
+    first, why, second = answer["said"]
+    assert "Rust tree core" in first and "Python tree core" in second
+    assert "collect_path_info takes (self, nodes), expected (self, end_node_ids)" in why
+
+
 def test_loading_is_light_where_no_tree_is_built() -> None:
     answer = run(
         """
@@ -289,6 +315,7 @@ def test_doctor_finds_everything_in_place() -> None:
     )
     report = json.loads(done.stdout)
     assert [seam for seam in report["seams"] if seam["problem"] is not None] == []
+    assert report["rust_seams"] and all(seam["problem"] is None for seam in report["rust_seams"])
     assert done.returncode == 0 and report["ok"] and len(report["seams"]) > 50
     assert report["versions"]["sglang"] in report["tested_with"]
     assert {row["key"] for row in report["config"]["cachescout"]} >= {"E_max", "lambda", "max_agents"}
