@@ -146,9 +146,14 @@ def test_only_commands_that_work_are_listed(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_doctor_reads_the_headers_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_prepare", lambda: None)
-    monkeypatch.setattr(preflight, "check", list)
+    monkeypatch.setattr(preflight, "check", lambda seams=(): [])
     monkeypatch.setenv("SGLANG_SCOUT_HEADERS", "{bad")
     report = cli.examine()
     assert not report["ok"] and "SGLANG_SCOUT_HEADERS: got '{bad'" in "\n".join(cli.lines(report))
     monkeypatch.setenv("SGLANG_SCOUT_HEADERS", "default")
     assert cli.examine()["headers"] is None
+    assert "tree core: Rust, where SGLang can use it" in cli.lines(cli.examine())
+    gone = preflight.Finding("rust.collect", "missing")
+    monkeypatch.setattr(preflight, "check", lambda seams=(): [gone] if seams is preflight.RUST_SEAMS else [])
+    said = "\n".join(cli.lines(cli.examine()))
+    assert "tree core: Python, for the Rust core is not as expected\n  rust.collect: missing" in said
