@@ -302,11 +302,14 @@ class Bridge:
         self._drain = None
 
     def compare(self, differences: Callable[[], Sequence[str]]) -> None:
-        """Compare the mirror with the tree; `differences` says where they differ."""
+        """Compare the mirror with the tree (`differences` says where they differ), and the index with the mirror."""
         if not self.live:
             return
         try:
-            lines = differences()
+            index, leaves = self.runtime.index, [*self.runtime.world.nodes.leaves()]
+            lines = [*differences(), *(f"leaf {n.id} is not in the index" for n in leaves if n.id not in index)]
+            if len(index) != len(leaves):
+                lines.append(f"{len(leaves)} leaves, {len(index)} in the index")
             if lines:
                 raise AssertionError("; ".join(lines[:5]))
         except Exception:

@@ -378,3 +378,27 @@ def test_with_verify_2_a_mirror_that_differs_is_found_at_the_next_eviction(monke
     assert len(tree.evict(16)) == 1
     assert not tree.bridge.live and tree.bridge.faults == {"mirror": 1}
     assert len(tree.evict(16)) == 1, "LRU goes on"
+
+
+@pytest.mark.parametrize("core", ["python", "rust"])
+@pytest.mark.parametrize("wrong", ["one too many", "one missing"])
+def test_the_debug_switch_compares_the_index_with_the_leaves(
+    core: str, wrong: str, for_good: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_SCOUT_VERIFY", "2")
+    tree = SglangTree(core=core)
+    for number in range(4):
+        tree.insert(blocks(number, 9))
+    tree.evict(4)
+    bridge = tree.bridge
+    assert bridge is not None and bridge.live
+    index, nodes = tree.runtime.index, tree.runtime.world.nodes
+    leaf = next(nodes.leaves())
+    index.file(leaf, False)
+    if wrong == "one too many":
+        index.file(leaf)
+        root = nodes.root
+        assert root is not None
+        index.file(root)
+    bridge.compare(tree.core.differences)
+    assert not bridge.live and bridge.faults == {"mirror": 1}
