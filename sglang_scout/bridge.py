@@ -19,6 +19,7 @@ from radix_policy.grouped_index import GroupedDrain, GroupedIndex
 from radix_policy.leaf_index import Drain
 from radix_policy.nodes import Node
 from radix_policy.runtime import Runtime
+from sglang_scout.host_index import HostIndex
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Bridge:
         self._drain: Drain | GroupedDrain | None = None  # of the device call that runs
         self._last: int | None = None  # its latest victim
         self._plain = False  # a score failed: what is left of the call goes by LRU
-        self._host: GroupedIndex | None = None  # leaves of the host tier, where the core feeds and asks it
+        self._host: HostIndex | None = None  # leaves of the host tier, where the core feeds and asks it
         self._listen()
 
     def _listen(self) -> None:
@@ -331,7 +332,7 @@ class Bridge:
     def host_reset(self) -> None:
         """The host tier is empty. From the first time on its leaves are told by `host_leaf`."""
         index, policy = self.runtime.index, self.runtime.policy
-        self._host = GroupedIndex(policy, alone=False) if isinstance(index, GroupedIndex) else None  # type: ignore[arg-type]
+        self._host = HostIndex(policy, alone=False) if isinstance(index, GroupedIndex) else None  # type: ignore[arg-type]
 
     def host_leaf(self, node: int, is_leaf: bool = True) -> None:
         """The node is a leaf of the host tier now (or was touched as one), or is none any more."""

@@ -61,6 +61,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         self._spaces: dict[int, Space] = {}  # of the root's children, where it is not the default one
         self._anchors: dict[int, list[int]] = {}  # locked, and not on the device then: [who holds it there, how often]
         self._clock = 0
+        self._page_tokens = int(self.page_size)
         self._walking = False  # the index names the victims of the eviction call in progress
         self._asked = 0  # tokens that call is to free
         self._inserting: Any = None  # key of the insert in progress
@@ -150,12 +151,16 @@ class Mirrored(UnifiedTreeCoreInterface):
                 own = self._host_tokens(known) if tokens is None else tokens(start, end)
                 if len(own) != end - start:
                     raise LookupError(f"node {known} of {end - start} tokens has {len(own)} known ones")
-                place = self._place(above, own, space)
+                packed = _pack(own)
+                place = self._place(above, self._page(packed, end - start), space)
                 behind = self._children.get(place)
                 if behind is not None:
+                    theirs = _unpack(self._keys[behind], table[behind].length)
+                    if not np.array_equal(theirs[: len(own)], own):
+                        raise LookupError(f"node {known} is no prefix of node {behind}")
                     self._cut_off(known, behind, end - start, self._clock - 1, self._clock - 1)
                 else:
-                    self._keys[known] = _pack(own)
+                    self._keys[known] = packed
                     self._children[place] = known
                     if above == root and space != _NO_SPACE:
                         self._spaces[known] = space
@@ -166,27 +171,32 @@ class Mirrored(UnifiedTreeCoreInterface):
             self._move_anchors()
         return above
 
-    def _place(self, parent: int, tokens: Ids, space: Space) -> int:
+    def _page(self, own: bytes, length: int) -> bytes:
+        """The first page of a node with these tokens; the same whatever width the others need."""
+        if len(own) == 4 * length:
+            return own[: 4 * self._page_tokens]
+        return _pack(_unpack(own, length)[: self._page_tokens])
+
+    def _place(self, parent: int, page: bytes, space: Space) -> int:
         """Where a node is found: by its first page, below its parent; in the root's case also by its namespace.
 
         A hash is enough: whoever finds a node by it compares the tokens.
         """
-        page = tokens[: self.page_size].tobytes()
         return hash((parent, page, space)) if parent == self._root else hash((parent, page))
 
     def _cut_off(self, prefix: int, suffix: int, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         """`suffix` lost its first `at` tokens to the new node `prefix`; LookupError when that cannot be."""
-        record = self._table[suffix]
-        own = _unpack(self._keys[suffix], record.length)
+        record, own = self._table[suffix], self._keys[suffix]
         parent = record.parent
         if parent is None or not 0 < at < record.length:
             raise LookupError(f"node {prefix} of {at} tokens is no prefix of node {suffix}, which has {record.length}")
         space = self._spaces.pop(suffix, _NO_SPACE)
         if space != _NO_SPACE:
             self._spaces[prefix] = space
-        self._children[self._place(parent.id, own, space)] = prefix
-        self._keys[prefix], self._keys[suffix] = _pack(own[:at]), _pack(own[at:])
-        self._children[self._place(prefix, own[at:], space)] = suffix
+        self._children[self._place(parent.id, self._page(own, record.length), space)] = prefix
+        bytes_in = at * (len(own) // record.length)
+        self._keys[prefix], self._keys[suffix] = own[:bytes_in], own[bytes_in:]
+        self._children[self._place(prefix, self._page(own[bytes_in:], record.length - at), space)] = suffix
         self.scout.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
 
     def _gone(self, node_id: int) -> None:
@@ -196,8 +206,8 @@ class Mirrored(UnifiedTreeCoreInterface):
         try:
             record = self._table[node_id]
             assert record.parent is not None
-            own = _unpack(self._keys.pop(node_id), record.length)
-            del self._children[self._place(record.parent.id, own, self._spaces.pop(node_id, _NO_SPACE))]
+            page = self._page(self._keys.pop(node_id), record.length)
+            del self._children[self._place(record.parent.id, page, self._spaces.pop(node_id, _NO_SPACE))]
         except Exception:
             self.scout.fail("mirror")
         self.scout.removed(node_id)
@@ -456,7 +466,7 @@ def _pack(ids: Ids) -> bytes:
 
 
 def _unpack(own: bytes, length: int) -> Ids:
-    """What `_pack` made of that many tokens."""
+    """The tokens of a node of that many; a part of what `_pack` made may need less than it takes."""
     if len(own) == 8 * length:
         return np.frombuffer(own, dtype=np.int64)
     return np.frombuffer(own, dtype=np.int32).astype(np.int64)

@@ -117,6 +117,8 @@ class ScoutTreeCore(UnifiedTreeCore):
         if self._trimming is not None:
             prefix.last_access_time = child.last_access_time = self._trimming  # a trim is no access
         self.scout.split(prefix.id, child.id, split_len, prefix.last_access_time, child.last_access_time)
+        if child in self.evictable_host_leaves:
+            self.scout.host_leaf(child.id)
         return made
 
     def _unregister_node(self, node: Any) -> None:
@@ -150,6 +152,8 @@ class ScoutTreeCore(UnifiedTreeCore):
         super()._touch_node(node)
         if node is not self.root_node:
             self.scout.walked(((node.id, node.last_access_time),))
+            if node in self.evictable_host_leaves:
+                self.scout.host_leaf(node.id)
 
     def _inc_hit_count_and_check(self, node: Any) -> bool:
         before = node.hit_count

@@ -1,5 +1,6 @@
 """The mirror with HiCache's host tier: demotion, load-back, host eviction, prefetched nodes."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -258,3 +259,43 @@ def test_what_storage_prefetched_may_split_a_node_of_the_device(core: str, page_
     assert tree.match(blocks(0, 1, 2)) == 3 * BLOCK
     assert_mirror(tree)
     assert tree.bridge is not None and not tree.bridge.faults
+
+
+def test_a_leaf_of_the_host_tier_that_was_used_unseen_costs_the_index_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was an endless loop once."""
+    tree, rng = SglangTree(1, 256, host_tokens=512, config={"trim_least": 1}), random.Random(1)
+    bridge = tree.bridge
+    assert bridge is not None
+    tell = bridge.host_leaf
+
+    def deaf(node: int, is_leaf: bool = True) -> None:
+        if not is_leaf or bridge._host is None or node not in bridge._host:
+            tell(node, is_leaf)
+
+    monkeypatch.setattr(bridge, "host_leaf", deaf)
+    for number in range(250):
+        tokens = blocks(*(rng.randint(0, 3) for _ in range(rng.randint(1, 6))))[: rng.randint(1, 96)]
+        arrive(tree, f"r{number}", tokens)
+        tree.match(tokens, f"r{number}")
+        tree.insert(tokens, f"r{number}")
+        bridge.finished(f"r{number}", 1, False, True)
+        tree.evict(rng.randint(1, 60))
+        assert_mirror(tree)
+    assert bridge.live and bridge.faults == {"score": 1}
+    assert bridge.host_victims(1) is None
+
+
+@pytest.mark.parametrize("what", ["match", "insert", "split"])
+def test_the_index_of_the_host_tier_hears_of_every_use(what: str) -> None:
+    tree = SglangTree(1, 256, host_tokens=512)
+    for number in range(6):
+        tree.insert(blocks(number, 8))
+    tree.settle()
+    tree.evict(12 * BLOCK)
+    if what == "insert":
+        tree.cache.cache_controller.write_policy = "write_through_selective"  # so that it stays where it is
+    tokens = {"match": blocks(0, 8), "insert": blocks(0, 8), "split": blocks(0, 7)}[what]
+    (tree.insert if what == "insert" else tree.match)(tokens)
+    assert_host_order(tree)
