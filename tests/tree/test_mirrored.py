@@ -13,6 +13,7 @@ from tests.tree.trees import SglangTree, Tokens, assert_mirror
 
 pytest.importorskip("sglang")
 
+LONG = 1_020_000  # operations of a long life
 CORES = pytest.mark.parametrize("core", ["twin", "rust"])
 PAGES = pytest.mark.parametrize("page", [1, 16])
 
@@ -94,16 +95,96 @@ def test_the_mirror_after_each_of_many_operations(page: int) -> None:
         assert_mirror(tree)
 
 
-@pytest.mark.slow
+class Life:
+    """Whatever a server does to its tree, at random: requests that run chunk by chunk and decode, retraction, aborts,
+    locks, namespaces, both tiers, and now and then a reset."""
+
+    SPACES = ((None, None), ("lora", None), (None, "salt"))
+
+    def __init__(self, tree: SglangTree, seed: int) -> None:
+        self.tree, self.random = tree, random.Random(seed)
+        self.running: list[tuple[str, Tokens, int, Any, Any]] = []  # rid, tokens, computed, lock, namespace
+        self.number = 0
+
+    def step(self) -> None:
+        """One operation."""
+        rng, tree = self.random, self.tree
+        self.number += 1
+        tree.space = rng.choice(self.SPACES)
+        tree.bridge.tick(self.number, 0.05 * self.number)
+        what = rng.random()
+        if what < 0.2 and len(self.running) < 3:
+            self.start()
+        elif what < 0.55 and self.running:
+            self.advance(rng.randrange(len(self.running)))
+        elif what < 0.7:
+            tree.match(sequence(rng))
+        elif what < 0.8:
+            tree.insert(sequence(rng))
+        elif what < 0.92:
+            tree.evict(rng.randint(1, 96))
+        elif what < 0.95 and tree.host:
+            tree.load_back(sequence(rng))
+        elif what < 0.98 and tree.host:
+            tree.cache.evict_host(rng.randint(1, 96))
+        elif what > 0.9995 and not self.running:
+            tree.reset()
+
+    def start(self) -> None:
+        rng, rid = self.random, f"r{self.number}"
+        tokens = sequence(rng) + sequence(rng)
+        if rng.random() < 0.8:
+            arrive(self.tree, rid, tokens, f"a{rng.randint(0, 2)}", f"s{rng.randint(0, 9)}")
+        found = self.tree.lookup(tokens, rid)
+        lock = self.tree.cache.lock(found.last_device_node)
+        self.running.append((rid, tokens, found.device_prefix_len, lock, self.tree.space))
+
+    def advance(self, at: int) -> None:
+        """The next chunk or decode step, the end, an abort, or a retraction: what was computed stays, the lock goes."""
+        rng, tree = self.random, self.tree
+        rid, tokens, computed, lock, tree.space = self.running.pop(at)
+        if rng.random() < 0.05 or computed >= len(tokens):
+            tree.unlock(lock)
+            tree.runtime.observe(RequestFinished(rid, 3, aborted=rng.random() < 0.3))
+            return
+        computed = min(len(tokens), computed + rng.choice((1, 16, 64)))
+        done = tree.insert(tokens[:computed], rid).done
+        if done and rng.random() < 0.9:
+            held = tree.cache.lock(tree.lookup(tokens[:computed]).last_device_node)
+            self.running.append((rid, tokens, computed, held, tree.space))
+        tree.unlock(lock)
+
+
+@PAGES
+@pytest.mark.parametrize("host", [0, 512])
+def test_a_short_life_of_the_mirror(page: int, host: int) -> None:
+    life = Life(SglangTree(page, 512, core="twin", host_tokens=host), page)
+    for _ in range(2000):
+        life.step()
+        assert_mirror(life.tree)
+
+
+@CORES
+@pytest.mark.slow  # +5 min, all twelve
 @pytest.mark.parametrize("page", [1, 16, 64])
-def test_a_long_life_of_the_mirror(page: int) -> None:
-    """Leaves compared with the core's own set after every operation, everything else now and then."""
-    tree = SglangTree(page, 1024, core="twin")
-    for number, _ in enumerate(play(tree, page, 120_000)):
-        assert {n.id for n in tree.runtime.world.nodes.leaves()} == tree.leaves()
-        if number % 500 == 0:
+@pytest.mark.parametrize("host", [0, 1024])
+def test_a_long_life_of_the_mirror(core: str, page: int, host: int) -> None:
+    """A million operations above the Python core, the evictable leaves compared after each; fewer above the Rust core,
+    which is asked for its sums after each."""
+    tree = SglangTree(page, 1024, core=core, host_tokens=host)
+    life, table = Life(tree, 100 + page), tree.runtime.world.nodes
+    steps = LONG // 6 if core == "twin" else LONG // 60
+    for number in range(steps):
+        life.step()
+        if core == "twin":
+            assert {n.id for n in table.leaves()} == tree.leaves()
+        assert table.held - table.protected == tree.core.full_evictable_size()
+        assert table.protected == tree.core.full_protected_size()
+        if number % 1000 == 0:
             assert_mirror(tree)
-    assert tree.bridge.live
+    assert tree.bridge.live and not tree.bridge.faults
+    assert tree.bridge.counters["trims"] > 100 or host
+    assert tree.bridge.counters["core_calls"] == 0
 
 
 @CORES

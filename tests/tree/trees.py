@@ -259,6 +259,7 @@ class SglangTree:
         if self.bridge is not None:
             self.runtime = self.bridge.runtime
         self.victims: list[Victim] = []
+        self.space: tuple[str | None, str | None] = (None, None)
         self._watch()
 
     def _watch(self) -> None:
@@ -274,9 +275,10 @@ class SglangTree:
         self.core.evict_device_leaf = watched
 
     def key(self, tokens: Sequence[int]) -> Any:
+        """In the namespace `space`: (extra_key, cache_salt)."""
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
-        return RadixKey(array("q", tokens))
+        return RadixKey(array("q", tokens), extra_key=self.space[0], cache_salt=self.space[1])
 
     def insert(self, tokens: Tokens, rid: str | None = None) -> Inserted:
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
