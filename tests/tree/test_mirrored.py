@@ -105,6 +105,11 @@ class Life:
         self.tree, self.random = tree, random.Random(seed)
         self.running: list[tuple[str, Tokens, int, Any, Any]] = []  # rid, tokens, computed, lock, namespace
         self.number = 0
+        self.scale = max(1, tree.page_size // BLOCK)
+
+    def sequence(self) -> Tokens:
+        """A few pages long, whatever a page is."""
+        return tuple(t for _ in range(self.scale) for t in sequence(self.random))
 
     def step(self) -> None:
         """One operation."""
@@ -118,21 +123,21 @@ class Life:
         elif what < 0.55 and self.running:
             self.advance(rng.randrange(len(self.running)))
         elif what < 0.7:
-            tree.match(sequence(rng))
+            tree.match(self.sequence())
         elif what < 0.8:
-            tree.insert(sequence(rng))
+            tree.insert(self.sequence())
         elif what < 0.92:
-            tree.evict(rng.randint(1, 96))
+            tree.evict(rng.randint(1, 96 * self.scale))
         elif what < 0.95 and tree.host:
-            tree.load_back(sequence(rng))
+            tree.load_back(self.sequence())
         elif what < 0.98 and tree.host:
-            tree.cache.evict_host(rng.randint(1, 96))
+            tree.cache.evict_host(rng.randint(1, 96 * self.scale))
         elif what > 0.9995 and not self.running:
             tree.reset()
 
     def start(self) -> None:
         rng, rid = self.random, f"r{self.number}"
-        tokens = sequence(rng) + sequence(rng)
+        tokens = self.sequence() + self.sequence()
         if rng.random() < 0.8:
             arrive(self.tree, rid, tokens, f"a{rng.randint(0, 2)}", f"s{rng.randint(0, 9)}")
         found = self.tree.lookup(tokens, rid)
@@ -147,7 +152,7 @@ class Life:
             tree.unlock(lock)
             tree.runtime.observe(RequestFinished(rid, 3, aborted=rng.random() < 0.3))
             return
-        computed = min(len(tokens), computed + rng.choice((1, 16, 64)))
+        computed = min(len(tokens), computed + rng.choice((1, 16, 64 * self.scale)))
         done = tree.insert(tokens[:computed], rid).done
         if done and rng.random() < 0.9:
             held = tree.cache.lock(tree.lookup(tokens[:computed]).last_device_node)
@@ -167,11 +172,11 @@ def test_a_short_life_of_the_mirror(page: int, host: int) -> None:
 @CORES
 @pytest.mark.slow  # +5 min, all twelve
 @pytest.mark.parametrize("page", [1, 16, 64])
-@pytest.mark.parametrize("host", [0, 1024])
+@pytest.mark.parametrize("host", [0, 5120])
 def test_a_long_life_of_the_mirror(core: str, page: int, host: int) -> None:
     """A million operations above the Python core, the evictable leaves compared after each; fewer above the Rust core,
     which is asked for its sums after each."""
-    tree = SglangTree(page, 1024, core=core, host_tokens=host)
+    tree = SglangTree(page, 16 * max(64, 4 * page), core=core, host_tokens=host)
     life, table = Life(tree, 100 + page), tree.runtime.world.nodes
     steps = LONG // 6 if core == "twin" else LONG // 60
     for number in range(steps):
