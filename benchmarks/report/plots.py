@@ -254,6 +254,7 @@ def micro_costs(points: Sequence[Point]) -> Figure:
     rows = max(1, -(-len(ops) // columns))
     fig = figure(4.4 * columns, 3.3 * rows)
     made = axes(fig, rows, columns)
+    known: dict[str, Any] = {}  # lines by label, one legend for all
     for ax, op in zip(made, ops):
         own = [p for p in points if p["op"] == op]
         policies = list(dict.fromkeys(p["policy"] for p in own))
@@ -272,7 +273,7 @@ def micro_costs(points: Sequence[Point]) -> Figure:
         ax.set_xscale("log")
         ticks = sorted({p["leaves"] for p in own})
         ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
+        ax.set_xticks(ticks, [f"{n // 1000}k" if n % 1000 == 0 else f"{n:,}" for n in ticks])
         if op.startswith("evict"):  # the others hardly depend on the tree's size, and differ by little
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:,g}"))
@@ -282,9 +283,12 @@ def micro_costs(points: Sequence[Point]) -> Figure:
         ax.set_xlabel("leaves")
         ax.set_ylabel("µs")
         ax.set_title(op + (" (a call)" if op.startswith("evict") else " (a leaf)" if op == "score" else ""))
-        ax.legend(fontsize=8)
+        for line in ax.get_lines():
+            known.setdefault(str(line.get_label()), line)
     for ax in made[len(ops) :]:
         ax.set_visible(False)
+    if known:
+        fig.legend([*known.values()], [*known], fontsize=8, loc="outside lower center", ncols=min(len(known), 3))
     return fig
 
 
