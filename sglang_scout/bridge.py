@@ -107,7 +107,7 @@ class Bridge:
         first = where not in self.faults
         self.faults[where] = self.faults.get(where, 0) + 1
         if first:
-            logger.exception("sglang-scout: fault in %s; SGLang goes on with LRU order", where)
+            logger.exception("sglang-scout: fault in %s; SGLang goes on without it", where)
 
     def fail(self, where: str, mendable: bool = True) -> None:
         """Call inside `except`: what was observed is incomplete now, so observation and scoring end here.
@@ -115,8 +115,11 @@ class Bridge:
         `mendable`: only of the tree, so that both begin again with an empty one.
         """
         self.count_fault(where)
-        self.live = False
         self.mendable = self.mendable and mendable
+        if self.live:
+            until = "the mirror is made anew or the tree is reset" if self.mendable else "the server is started again"
+            logger.error("sglang-scout: after a fault in %s plain LRU decides until %s", where, until)
+        self.live = False
         self._drain = None
         for name in TREE_EVENTS:
             setattr(self, name, _ignore)
@@ -126,6 +129,7 @@ class Bridge:
     def reset(self, root: int) -> None:
         """The tree is empty; `root` is its new root."""
         if not self.live and self.mendable:
+            logger.warning("sglang-scout: the policy decides again")
             self.live = True
             self._listen()
             for rid in [*self.runtime.requests]:  # nobody told how they ended
@@ -365,8 +369,8 @@ class Bridge:
             for node in chosen:
                 index.file(node)
         except Exception:
-            self.count_fault("score")
-            self._host = None  # every leaf is scored from here on
+            self.count_fault("host_index")
+            self._host = None  # every leaf of the host tier is scored from here on
             return None
         return [node.id for node in chosen]
 

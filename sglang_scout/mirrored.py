@@ -80,6 +80,11 @@ class Mirrored(UnifiedTreeCoreInterface):
         (path,) = self.collect_path_info([node_id])
         return [astuple(info) for info in path]
 
+    def tokens_of(self, node_id: int) -> int:
+        """Tokens of the node itself. KeyError when the core does not know it."""
+        _, _, start, end, _, _ = self.path_to(node_id)[-1]
+        return int(end - start)
+
     def _start(self) -> None:
         for state in (self._keys, self._children, self._spaces, self._anchors):
             state.clear()
@@ -113,7 +118,10 @@ class Mirrored(UnifiedTreeCoreInterface):
         return step
 
     def _walked(self, node_id: int, key: Any) -> int | None:
-        """A walk along `key` ended at that node; returns the deepest of its path on the device. None after a fault."""
+        """A walk along `key` ended at that node; returns the deepest of its path on the device.
+
+        None after a fault, also one that the Bridge kept to itself.
+        """
         self._clock += 2  # a split is older than the walk that made it
         if node_id not in self._table:
             try:
@@ -122,7 +130,7 @@ class Mirrored(UnifiedTreeCoreInterface):
                 self.scout.fail("mirror")
                 return None
         self.scout.reached(node_id, self._clock)
-        return node_id
+        return node_id if self.scout.live else None
 
     def _path(self, node_id: int) -> list[int]:
         """Ids from the root, which is left out, to the node."""
@@ -143,7 +151,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         node, LookupError where the path contradicts the mirror.
         """
         table, root = self._table, self._root
-        above, grown = root, False
+        above, taken = root, False
         for known, _, start, end, on_device, _ in self.path_to(node_id):
             if on_device is None:
                 break  # on the host only, as is all below it
@@ -165,9 +173,9 @@ class Mirrored(UnifiedTreeCoreInterface):
                     if above == root and space != _NO_SPACE:
                         self._spaces[known] = space
                     self.scout.grown(known, above, end - start, start, self._clock)
-                    grown = True
+                taken = True
             above = known
-        if grown and self._anchors:
+        if taken and self._anchors:
             self._move_anchors()
         return above
 
@@ -287,16 +295,29 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().insert_host(node_id, key, *args, **kwargs)
-        made = result.inserted_host_node
-        if made is not None and self.scout.live:
-            try:  # on the way it may have split a node of the device
-                path = self.path_to(node_id)
-                base, below = path[-1][3] if path else 0, _tokens_of(key)
-                self._clock += 1
-                self._take_in(made, lambda a, b: below(a - base, b - base), (key.extra_key, key.cache_salt))
+        if self.scout.live:
+            try:
+                self._look_below(node_id, key, result.inserted_host_node)
             except Exception:
                 self.scout.fail("mirror")
         return result
+
+    def _look_below(self, node_id: int, key: Any, made: int | None) -> None:
+        """Something was put into the host tier below that node, along `key`: on the way a node of the device may have
+        been split, even where nothing was made."""
+        path, below = self.path_to(node_id), _tokens_of(key)
+        base = path[-1][3] if path else 0
+        if made is None:
+            record = self._table.get(node_id)
+            if record is None:
+                return  # on the host only, as is all below it
+            whole = self._key_to(record, record.length) if path else RadixKey(array("q"), key.extra_key, key.cache_salt)
+            ids = array("q", whole.token_ids)
+            ids.extend(array("q", below(0, len(key)).tobytes()))
+            _, made, _ = self.match_full_device_prefix(RadixKey(ids, key.extra_key, cache_salt=key.cache_salt))
+        self._clock += 2
+        if made not in self._table:
+            self._take_in(made, lambda a, b: below(a - base, b - base), (key.extra_key, key.cache_salt))
 
     def build_load_back_spec(self, node_id: int, req: Any = None) -> Any:
         self._loading = None if req is None else req.rid
@@ -359,7 +380,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         if record is None or not self._table.is_leaf(record):
             return False
         try:
-            return self._there(victim) == _here(record)
+            return self.tokens_of(victim) == record.length and not self.is_full_device_evicted(victim)
         except LookupError:
             return False
 
@@ -378,11 +399,17 @@ class Mirrored(UnifiedTreeCoreInterface):
             return []
         record = self._table[victim]
         at = record.length - drop
-        found = super().match_prefix(MatchPrefixParams(key=self._key_to(record, at)))
         try:
-            if self._there(victim)[:2] != (found.best_match_node, record.start + at):
+            key = self._key_to(record, at)
+        except Exception:
+            self.scout.fail("mirror")
+            return []
+        found = super().match_prefix(MatchPrefixParams(key=key))
+        try:
+            head = found.best_match_node
+            if head in self._table or (self.tokens_of(head), self.tokens_of(victim)) != (at, drop):
                 raise LookupError(f"node {victim} was not cut at {record.start + at}")
-            self._cut_off(found.best_match_node, victim, at, record.stamp, record.stamp)
+            self._cut_off(head, victim, at, record.stamp, record.stamp)
             self.scout.counters["trims"] += 1
         except Exception:
             self.scout.fail("mirror")

@@ -202,6 +202,8 @@ _SHAPES: dict[str, tuple[str, ...]] = {
     "drop_subtree_no_host": ("node_id",),
     "insert_host": ("node_id", "key", "host_value", "hash_value"),
     "is_backuped": ("node_id",),
+    "is_full_device_evicted": ("node_id",),
+    "match_full_device_prefix": ("key",),
     "build_load_back_spec": ("node_id", "req"),
     "build_storage_backup_spec": ("node_id", "pass_prefix_keys"),
     "commit_load_back": ("node_id", "device_indices", "kv_xfer", "comp_xfers"),
@@ -210,6 +212,8 @@ _SHAPES: dict[str, tuple[str, ...]] = {
 RUST_SEAMS = (
     *(Seam(_ADAPTER, f"RustUnifiedTreeCore.{name}", ("self", *rest)) for name, rest in _SHAPES.items()),
     Seam(_ADAPTER, "RustUnifiedTreeCore.empty_match_result"),
+    Seam(_ADAPTER, "bindings.RustUnifiedTreeCoreBinding.collect_path_info"),
+    Seam(_ADAPTER, "bindings.RustUnifiedTreeCoreBinding.get_node_key_lengths"),
     Seam(_REGISTRY, "resolve_tree_core_backend", ("name", "params")),
 )
 

@@ -21,3 +21,7 @@ class RustScoutCore(Mirrored, RustUnifiedTreeCore):
     def path_to(self, node_id: int) -> Sequence[tuple[Any, ...]]:
         path: Sequence[tuple[Any, ...]] = self._binding.collect_path_info([node_id])[0]
         return path
+
+    def tokens_of(self, node_id: int) -> int:
+        (tokens,) = self._binding.get_node_key_lengths([node_id])
+        return int(tokens)

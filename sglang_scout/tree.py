@@ -207,6 +207,8 @@ class ScoutTreeCore(UnifiedTreeCore):
         self._after_trim = []
         if not self.scout.live and self.scout.mendable and self._mended < MENDS:
             self._mend()
+            if self._mended == MENDS:
+                logger.warning("sglang-scout: that was the last time before the tree is reset")
         if not self.scout.begin_walk():
             self.scout.begin_call(self.evictable_device_leaves, "device_calls")
             super().evict_device_start(component_type, request_cnt)
@@ -234,7 +236,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         walk._evict_device_heap = []
         victim = self.scout.victim()
         if victim is not None:
-            node = self.node_by_id(victim)
+            node = self._known(victim)
             if node in self.evictable_device_leaves:
                 self._trim(node)
                 walk._evict_device_heap = [(0.0, node)]
@@ -244,6 +246,13 @@ class ScoutTreeCore(UnifiedTreeCore):
         if not self.scout.walking:
             self.scout.begin_call(self.evictable_device_leaves, "rescued_calls")
             walk._evict_device_start(self._asked)
+
+    def _known(self, node_id: int) -> Any:
+        """The node, or None where SGLang knows none of that id."""
+        try:
+            return self.node_by_id(node_id)
+        except KeyError:
+            return None
 
     def _trim(self, leaf: Any) -> None:
         """Cut a victim that holds more than is needed: `leaf` stays the victim and keeps only what is to go.
@@ -276,7 +285,7 @@ class ScoutTreeCore(UnifiedTreeCore):
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         leaves, chosen = self.evictable_host_leaves, self.scout.host_victims(num_tokens)
-        few = None if chosen is None else {self.node_by_id(victim) for victim in chosen}
+        few = None if chosen is None else {self._known(victim) for victim in chosen}
         if few is None or not few <= leaves:
             self.scout.begin_call(leaves, "host_calls")
             try:

@@ -283,8 +283,8 @@ def micro_costs(points: Sequence[Point]) -> Figure:
         ax.set_xlabel("leaves")
         ax.set_ylabel("µs")
         ax.set_title(op + (" (a call)" if op.startswith("evict") else " (a leaf)" if op == "score" else ""))
-        for line in ax.get_lines():
-            known.setdefault(str(line.get_label()), line)
+        for drawn in ax.get_lines():
+            known.setdefault(str(drawn.get_label()), drawn)
     for ax in made[len(ops) :]:
         ax.set_visible(False)
     if known:

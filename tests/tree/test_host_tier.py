@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from launch.command import HOST_TIER_MIN_FREE_GIB, available_memory_gib
+from radix_policy.events import SessionClosed
 from tests.tree.conformance import BLOCK, arrive, blocks
 from tests.tree.trees import SglangTree, Tokens, assert_mirror
 
@@ -117,6 +118,12 @@ class HostMachine(RuleBasedStateMachine):
         self.tree.insert(tokens)
         assert_mirror(self.tree)
 
+    @rule(caller=st.integers(0, 5))
+    def end(self, caller: int) -> None:
+        """The session is over, until it calls again."""
+        self.tree.runtime.observe(SessionClosed("", f"tag:s{caller}"))
+        self.order()
+
     @rule(tokens=sequences, caller=st.integers(0, 5), seconds=st.floats(0, 5))
     def call(self, tokens: Tokens, caller: int, seconds: float) -> None:
         bridge = self.tree.bridge
@@ -128,6 +135,7 @@ class HostMachine(RuleBasedStateMachine):
         self.tree.insert(tokens, rid)
         bridge.finished(rid, 5, False, True)
         assert_mirror(self.tree)
+        self.order()
 
     @rule(tokens=sequences)
     def match(self, tokens: Tokens) -> None:
@@ -261,6 +269,51 @@ def test_what_storage_prefetched_may_split_a_node_of_the_device(core: str, page_
     assert tree.bridge is not None and not tree.bridge.faults
 
 
+@CORES
+@PAGE_SIZES
+@pytest.mark.parametrize("below", [False, True])
+def test_what_storage_prefetched_may_split_a_node_and_make_none(core: str, page_size: int, below: bool) -> None:
+    tree = SglangTree(page_size, 256, core=core, host_tokens=512, write_policy="write_back")
+    tree.insert(blocks(0))
+    tree.insert(blocks(0, 1, 2))
+    parent = tree.lookup(blocks(0)).best_match_node if below else tree.root()
+    tokens = blocks(1) if below else blocks(0, 1)
+    host = tree.cache.cache_controller.mem_pool_host.alloc(len(tokens))
+    done = tree.core.insert_host(parent, tree.key(tokens), host, ["h"] * (len(tokens) // page_size))
+    tree.cache._apply_cache_actions(done.cache_actions)
+    assert done.inserted_host_node is None
+    assert_mirror(tree)
+    assert len(tree.truth()) == 3
+    tree.evict(20)
+    assert_mirror(tree)
+
+
+@CORES
+@pytest.mark.parametrize("write", ["write_through", "write_through_selective"])
+def test_a_lock_on_a_node_that_an_insert_just_split_is_on_that_node(core: str, write: str) -> None:
+    """The insert is suspended while the node's copy is begun, and nobody has heard of the node yet."""
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+
+    tree = SglangTree(1, 256, core=core, host_tokens=512, write_policy=write)
+    copy = tree.cache.cache_controller.write
+    if write == "write_through":  # there the first copy of the node must have failed
+        tree.cache.cache_controller.write = lambda *a, **k: None
+    tree.lazy = True
+    tree.insert(blocks(0, 1, 2))
+    tree.insert(blocks(5))
+    tree.cache.cache_controller.write = copy
+    made = tree.cache.insert(InsertParams(key=tree.key(blocks(0, 1)), value=tree.pool.alloc(2 * BLOCK)))
+    held = tree.cache.lock(made.last_device_node)
+    assert_mirror(tree)
+    tree.settle()
+    assert_mirror(tree)
+    assert tree.runtime.world.nodes[made.last_device_node].locks == 1
+    tree.evict(10)
+    assert_mirror(tree)
+    tree.unlock(held)
+    assert_mirror(tree)
+
+
 def test_a_leaf_of_the_host_tier_that_was_used_unseen_costs_the_index_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -283,8 +336,36 @@ def test_a_leaf_of_the_host_tier_that_was_used_unseen_costs_the_index_and_nothin
         bridge.finished(f"r{number}", 1, False, True)
         tree.evict(rng.randint(1, 60))
         assert_mirror(tree)
-    assert bridge.live and bridge.faults == {"score": 1}
+    assert bridge.live and bridge.faults == {"host_index": 1}
     assert bridge.host_victims(1) is None
+
+
+@pytest.mark.parametrize("revived", [True, False])
+def test_the_index_of_the_host_tier_knows_which_sessions_have_ended(revived: bool) -> None:
+    tree = SglangTree(1, 256, host_tokens=512, config={"guard": False})
+    bridge = tree.bridge
+    assert bridge is not None
+
+    def call(number: int, tokens: Tokens, session: str) -> None:
+        bridge.tick(number, float(number))
+        arrive(tree, f"r{number}", tokens, "a", session)
+        tree.match(tokens, f"r{number}")
+        tree.insert(tokens, f"r{number}")
+        bridge.finished(f"r{number}", 5, False, True)
+
+    for number in range(3):
+        call(number, blocks(10 + number), f"w{number}")
+    call(3, blocks(0), "s1")
+    session = [*tree.runtime.world.sessions][-1]
+    if revived:
+        tree.runtime._end(session)
+    tree.evict(4 * BLOCK)
+    assert_host_order(tree)
+    if revived:
+        call(4, blocks(5), "s1")
+    else:
+        tree.runtime._end(session)
+    assert_host_order(tree)
 
 
 @pytest.mark.parametrize("what", ["match", "insert", "split"])

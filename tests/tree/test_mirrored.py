@@ -130,8 +130,12 @@ class Life:
             tree.evict(rng.randint(1, 96 * self.scale))
         elif what < 0.95 and tree.host:
             tree.load_back(self.sequence())
-        elif what < 0.98 and tree.host:
+        elif what < 0.97 and tree.host:
             tree.cache.evict_host(rng.randint(1, 96 * self.scale))
+        elif what < 0.98 and tree.host:
+            tree.prefetch(self.sequence())
+        elif what < 0.99:
+            tree.settle()
         elif what > 0.9995 and not self.running:
             tree.reset()
 
@@ -160,25 +164,33 @@ class Life:
         tree.unlock(lock)
 
 
+TIERS = pytest.mark.parametrize("write", [None, "write_through", "write_through_selective", "write_back"])
+
+
 @PAGES
-@pytest.mark.parametrize("host", [0, 512])
-def test_a_short_life_of_the_mirror(page: int, host: int) -> None:
-    life = Life(SglangTree(page, 512, core="twin", host_tokens=host), page)
-    for _ in range(2000):
+@TIERS
+def test_a_short_life_of_the_mirror(page: int, write: str | None) -> None:
+    host, how = (512, write) if write else (0, "write_through")
+    tree = SglangTree(page, 512, core="twin", host_tokens=host, write_policy=how)
+    tree.lazy = True  # copies stay on their way for a while
+    life = Life(tree, page)
+    for _ in range(1500):
         life.step()
         assert_mirror(life.tree)
 
 
 @CORES
-@pytest.mark.slow  # +5 min, all twelve
+@pytest.mark.slow  # +5 min, all of them
 @pytest.mark.parametrize("page", [1, 16, 64])
-@pytest.mark.parametrize("host", [0, 5120])
-def test_a_long_life_of_the_mirror(core: str, page: int, host: int) -> None:
+@TIERS
+def test_a_long_life_of_the_mirror(core: str, page: int, write: str | None) -> None:
     """A million operations above the Python core, the evictable leaves compared after each; fewer above the Rust core,
     which is asked for its sums after each."""
-    tree = SglangTree(page, 16 * max(64, 4 * page), core=core, host_tokens=host)
+    host, how = (5120, write) if write else (0, "write_through")
+    tree = SglangTree(page, 16 * max(64, 4 * page), core=core, host_tokens=host, write_policy=how)
+    tree.lazy = True
     life, table = Life(tree, 100 + page), tree.runtime.world.nodes
-    steps = LONG // 6 if core == "twin" else LONG // 60
+    steps = LONG // 12 if core == "twin" else LONG // 120
     for number in range(steps):
         life.step()
         if core == "twin":
@@ -188,7 +200,7 @@ def test_a_long_life_of_the_mirror(core: str, page: int, host: int) -> None:
         if number % 1000 == 0:
             assert_mirror(tree)
     assert tree.bridge.live and not tree.bridge.faults
-    assert tree.bridge.counters["trims"] > 100 or host
+    assert tree.bridge.counters["trims"] > 50 or host
     assert tree.bridge.counters["core_calls"] == 0
 
 
@@ -301,6 +313,27 @@ def test_a_fault_while_the_mirror_is_kept_leaves_the_core_alone(core: str, where
     tree.evict(100)
     tree.cache.sanity_check()
     assert tree.bridge.faults == {"mirror": 1}, "said once"
+
+
+@CORES
+@pytest.mark.parametrize("where", ["split", "add", "touch_path", "remove", "lock", "unlock"])
+def test_a_fault_in_the_table_stays_in_the_bridge(core: str, where: str, monkeypatch: Any) -> None:
+    tree = SglangTree(1, 256, core=core)
+    tree.insert(blocks(0, 1, 2))
+    held = tree.lock(blocks(0, 1, 2))
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(tree.runtime.world.nodes, where, broken)
+    arrive(tree, "r1", blocks(0, 7), "a", "s")
+    assert tree.match(blocks(0, 7), "r1") == BLOCK
+    tree.insert(blocks(4, 5), "r1")
+    tree.unlock(tree.lock(blocks(4)))
+    tree.evict(10)
+    tree.unlock(held)
+    assert not tree.bridge.live and sum(tree.bridge.faults.values()) == 1
+    tree.cache.sanity_check()
 
 
 @CORES

@@ -250,6 +250,7 @@ class SglangTree:
         with twin() if core == "twin" else nullcontext():
             self.cache = UnifiedRadixCache(params)
         self.host = bool(host_tokens)
+        self.lazy = False  # the host tier finishes nothing by itself: `settle` has to be called
         if self.host:
             self.cache.init_hicache(args, params)
             self.cache.load_back_threshold = 0
@@ -292,7 +293,8 @@ class SglangTree:
         self.cache.insert(InsertParams(key=self.key(tokens[:whole]), value=self.pool.alloc(whole)))
         if self.bridge is not None:
             self.bridge.inserting = None
-        self.settle()
+        if not self.lazy:
+            self.settle()
         return Inserted(victims, True)
 
     def lookup(self, tokens: Tokens, rid: str | None = None) -> Any:
@@ -316,7 +318,8 @@ class SglangTree:
         self.victims.clear()
         if tokens > 0:
             self.cache.evict(EvictParams(num_tokens=tokens))
-            self.settle()
+            if not self.lazy:
+                self.settle()
         return list(self.victims)
 
     def settle(self) -> None:
@@ -334,7 +337,23 @@ class SglangTree:
         self.cache.loading_check()
         return loaded
 
+    def prefetch(self, tokens: Tokens) -> None:
+        """What storage is said to have of the sequence comes into the host tier, below what is in the tree."""
+        found = self.lookup(tokens[: len(tokens) // 2])
+        base, have = found.last_host_node, found.device_prefix_len + found.host_hit_length
+        rest = tokens[have : len(tokens) - len(tokens) % self.page_size]
+        if not rest or not (base == self.root() or self.core.is_write_back or self.core.is_backuped(base)):
+            return
+        pool = self.cache.cache_controller.mem_pool_host
+        slots = pool.alloc(len(rest))
+        if slots is None:
+            return
+        done = self.core.insert_host(base, self.key(rest), slots, ["h"] * (len(rest) // self.page_size))
+        self.cache._apply_cache_actions(done.cache_actions)
+        pool.free(slots if done.host_insert_dropped else slots[: done.prefix_len])
+
     def reset(self) -> None:
+        self.settle()
         self.cache.reset()
         self.pool.clear()
 
@@ -402,6 +421,8 @@ class SglangTree:
         return {node.id for node in self.core.evictable_device_leaves}
 
     def check(self) -> None:
+        if self.lazy:
+            return  # SGLang's own check is for trees at rest
         self.cache.sanity_check()
         held = sum(t.length for t in self.truth().values() if t.resident)
         assert held + self.pool.available_size() == self.capacity
