@@ -12,6 +12,7 @@ from typing import Any
 
 from radix_policy.config import ConfigError
 from sglang_scout import __version__, config, headers, preflight
+from sglang_scout import plan as planner
 
 _DISTRIBUTIONS = ("sglang", "torch", "numpy")
 _COLUMNS = ("key", "default", "allowed", "unit", "effect")
@@ -24,7 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help="versions, every SGLang seam, and the configuration keys")
     doctor.add_argument("--json", action="store_true", help="print the result as JSON")
+    planner.add_parser(commands)
     args = parser.parse_args(argv)
+    if args.command == "plan":
+        try:
+            return planner.command(args)
+        except planner.PlanError as error:
+            print(f"sglang-scout plan: {error}", file=sys.stderr)
+            return 2
     warnings.simplefilter("ignore")  # SGLang's imports warn of hardware that is not here
     report = examine()
     if args.json:

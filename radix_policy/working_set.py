@@ -1,0 +1,191 @@
+"""How much memory a stream of calls can use: the exact stack-distance curve of an LRU radix cache (Mattson, 1970).
+
+LRU loses the token that was used longest ago, and of one call's tokens the last ones first. So a cache of C tokens
+holds the top C of one stack whatever C is, and a token is found exactly if fewer than C tokens lie above it:
+
+    distance(t) = tokens used by later calls than the last one that used t, and not again since
+                + tokens of that call, not used again since, that stand before t in its prompt
+
+A call's path through the tree meets calls in order, latest first, so its distances rise along the prompt: what is found
+is a prefix at every C. Runs of tokens that the same call used last are one piece: its distances are d, d + 1, ..., and
+the found tokens are a piecewise linear function of C. No sampling, O(pieces x log calls) per call.
+
+Working set as published (EfficientAgent, section 4): (A - 1) * mean prompt, A live sessions, in tokens.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from radix_policy.prompts import Spans
+from radix_policy.simulator.tree import Silent, SimNode, SimTree, common
+from radix_policy.workloads.base import Call, SessionScript
+
+_BROKEN = 0.1  # of a prompt: recorded ones are known to whole blocks only, so that their end often seems to change
+
+
+class Piece(NamedTuple):
+    """Tokens of one prompt, in a row, that one earlier call used last."""
+
+    distance: int  # of the first; the next one's is one more
+    tokens: int
+
+
+class ReuseCurve(Silent):
+    """Prompt tokens by stack distance, one call after the other. Hears of splits from a tree that loses nothing."""
+
+    def __init__(self, page_size: int = 1) -> None:
+        self.calls = 0
+        self.prompt_tokens = 0
+        self.pieces: list[Piece] = []
+        self.needs: list[int] = []  # tokens that a cache must hold so that a call finds all that it could; 0: nothing
+        self._last: dict[int, int] = {}  # use that was the last of a node, by node
+        self._held = _Sums()  # tokens that a use was the last of, by use
+        self._tree = SimTree(self, page_size)
+
+    def call(self, prompt: Spans, prompt_tokens: int, output: Spans, output_tokens: int) -> None:
+        """The next call. Its last prompt token is never found, its last output token has no KV (as in SGLang)."""
+        self.calls += 1
+        self.prompt_tokens += prompt_tokens
+        self._measure(self._tree.match(prompt, prompt_tokens - 1).node)
+        end = self._tree.insert(prompt + output, prompt_tokens + output_tokens - 1).node
+        use = self._held.append()
+        for node in _path(end):
+            self._use(node, use)
+
+    def split(self, prefix: int, suffix: int, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
+        """From the tree: a node was cut in two. Both parts are as old as it was."""
+        self._last[prefix] = self._last[suffix]
+
+    def _use(self, node: SimNode, use: int) -> None:
+        before = self._last.get(node.id)
+        if before is not None:
+            self._held.add(before, -node.length)
+        self._held.add(use, node.length)
+        self._last[node.id] = use
+
+    @property
+    def reachable(self) -> int:
+        """Prompt tokens that an endless cache finds."""
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole tree: a cache of that size loses nothing."""
+        return self._tree.used
+
+    def found(self, capacities: Sequence[int]) -> list[int]:
+        """Prompt tokens found by caches of so many tokens, each at least as large as the largest call."""
+        order = sorted(range(len(capacities)), key=lambda i: capacities[i])
+        ends = sorted(
+            (edge, step) for p in self.pieces for edge, step in ((p.distance, 1), (p.distance + p.tokens, -1))
+        )
+        answer, at, open_pieces, total, place = [0] * len(capacities), 0, 0, 0, 0
+        for i in order:
+            capacity = capacities[i]
+            while at < len(ends) and ends[at][0] <= capacity:
+                edge, step = ends[at]
+                total += open_pieces * (edge - place)
+                place, open_pieces, at = edge, open_pieces + step, at + 1
+            answer[i] = total + open_pieces * (capacity - place)
+        return answer
+
+    def enough(self, gain: float = 0.01) -> int:
+        """The fewest tokens of cache beyond which no more than `gain` of all prompt tokens can still be won."""
+        wanted, low, high = self.reachable - gain * self.prompt_tokens, 0, self.tokens
+        while low < high:
+            middle = (low + high) // 2
+            if self.found([middle])[0] >= wanted:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _measure(self, node: SimNode) -> None:
+        """The pieces of a path that was found."""
+        caller, inside, above = -1, 0, 0
+        for step in _path(node):
+            last = self._last[step.id]
+            if last != caller:
+                caller, inside, above = last, 0, self._held.after(last)
+            self.pieces.append(Piece(above + inside, step.length))
+            inside += step.length
+        self.needs.append(above + inside)
+
+
+class _Sums:
+    """Numbers in a row and the sum of all behind one of them, in O(log n) (a Fenwick tree that grows)."""
+
+    def __init__(self) -> None:
+        self._tree = [0]
+        self._total = 0
+
+    def append(self) -> int:
+        """One more, of 0; returns its index."""
+        at = len(self._tree)
+        value, step = 0, 1
+        while at & step == 0:  # what the entries below it cover
+            value += self._tree[at - step]
+            step <<= 1
+        self._tree.append(value)
+        return at - 1
+
+    def add(self, index: int, amount: int) -> None:
+        self._total += amount
+        at = index + 1
+        while at < len(self._tree):
+            self._tree[at] += amount
+            at += at & -at
+
+    def after(self, index: int) -> int:
+        """The sum of all behind that one."""
+        before, at = 0, index + 1
+        while at:
+            before += self._tree[at]
+            at -= at & -at
+        return self._total - before
+
+
+def _path(node: SimNode) -> list[SimNode]:
+    path = []
+    walk: SimNode | None = node
+    while walk is not None and walk.parent is not None:
+        path.append(walk)
+        walk = walk.parent
+    path.reverse()
+    return path
+
+
+def published_working_set(live_sessions: int, mean_prompt: float) -> float:
+    """(A - 1) * mean prompt, tokens: what may be used between two calls of a session (EfficientAgent, section 4)."""
+    return max(live_sessions - 1, 0) * mean_prompt
+
+
+class Stability(NamedTuple):
+    """What the calls of a session keep of the prompt before, agent by agent: all of it, if nobody rewrites history."""
+
+    session: str
+    calls: int  # that have one before
+    prompt_tokens: int  # of those calls
+    kept: int  # tokens of them that stood in the prompt before, from the start
+    kept_with_output: int  # the same, and in the output that followed it
+    broken: int  # calls that leave more than a tenth of the prompt before
+    lost: int  # tokens of prompts before that were not taken up
+
+
+def stability(script: SessionScript) -> Stability:
+    """How much of each prompt is unchanged since the same agent's last call in the session."""
+    before: dict[str, Call] = {}
+    calls = tokens = kept = kept_with_output = broken = lost = 0
+    for call in script.calls:
+        last = before.get(call.agent)
+        before[call.agent] = call
+        if last is None:
+            continue
+        same, _, _ = common(last.prompt + last.output, call.prompt, 0, 0, call.prompt_tokens)
+        calls += 1
+        tokens += call.prompt_tokens
+        kept += min(same, last.prompt_tokens)
+        kept_with_output += same
+        broken += same < (1 - _BROKEN) * last.prompt_tokens
+        lost += max(last.prompt_tokens - same, 0)
+    return Stability(script.key, calls, tokens, kept, kept_with_output, broken, lost)
