@@ -141,3 +141,28 @@ def test_a_flush_is_told_to_the_policy() -> None:
     tree.insert(blocks(0))
     tree.cache.reset()
     assert calls == [1] and not list(tree.nodes())
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"components": ("FULL", "SWA")}, "SWA: sliding window"),
+        ({"components": ("FULL", "MAMBA")}, "MAMBA: sliding window or Mamba state"),
+        ({"is_eagle": True}, "EAGLE"),
+        ({"component_registry_override": {"x": object}}, "custom tree components"),
+        ({"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+        ({"pp_size": 2}, "--pp-size > 1"),
+        ({}, None),
+    ],
+)
+def test_what_the_mirror_does_not_understand_is_refused_at_start(what: dict[str, object], said: str | None) -> None:
+    from types import SimpleNamespace
+
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    from sglang_scout.tree import unsupported
+
+    plain = {"is_eagle": False, "component_registry_override": None, "enable_session_radix_cache": False, "pp_size": 1}
+    components = [ComponentType[name] for name in what.get("components", ("FULL",))]  # type: ignore[attr-defined]
+    odd = unsupported(SimpleNamespace(**{**plain, **what}), components)
+    assert odd is None if said is None else odd is not None and said in odd
