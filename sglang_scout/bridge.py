@@ -74,6 +74,7 @@ class Bridge:
                 "lru_calls",
                 "rescued_calls",
                 "trims",
+                "load_backs",
             ),
             0,
         )

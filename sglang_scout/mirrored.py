@@ -325,6 +325,7 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def commit_load_back(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
         actions = super().commit_load_back(node_id, *args, **kwargs)
+        self.scout.counters["load_backs"] += 1
         if self.scout.live:
             self.scout.inserting = self._loading
             try:

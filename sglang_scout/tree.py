@@ -174,6 +174,7 @@ class ScoutTreeCore(UnifiedTreeCore):
 
     def commit_load_back(self, node_id: int, device_indices: Any, kv_xfer: Any, comp_xfers: Any) -> Any:
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, comp_xfers)
+        self.scout.counters["load_backs"] += 1
         for loaded in kv_xfer.nodes_to_load or ():
             self.scout.restored(loaded)
         return actions
