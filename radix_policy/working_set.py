@@ -16,6 +16,9 @@ Working set as published (EfficientAgent, section 4): (A - 1) * mean prompt, A l
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from radix_policy.prompts import Spans
 from radix_policy.simulator.tree import Silent, SimNode, SimTree, common
 from radix_policy.workloads.base import Call, SessionScript
@@ -41,6 +44,8 @@ class ReuseCurve(Silent):
         self._last: dict[int, int] = {}  # use that was the last of a node, by node
         self._held = _Sums()  # tokens that a use was the last of, by use
         self._tree = SimTree(self, page_size)
+        self._sorted: tuple[NDArray[np.int64], ...] | None = None  # first distances and last ones, when last asked
+        self._sums: tuple[NDArray[np.int64], ...] = ()  # of those before each
 
     def call(self, prompt: Spans, prompt_tokens: int, output: Spans, output_tokens: int) -> None:
         """The next call. Its last prompt token is never found, its last output token has no KV (as in SGLang)."""
@@ -75,18 +80,16 @@ class ReuseCurve(Silent):
 
     def found(self, capacities: Sequence[int]) -> list[int]:
         """Prompt tokens found by caches of so many tokens, each at least as large as the largest call."""
-        order = sorted(range(len(capacities)), key=lambda i: capacities[i])
-        ends = sorted(
-            (edge, step) for p in self.pieces for edge, step in ((p.distance, 1), (p.distance + p.tokens, -1))
-        )
-        answer, at, open_pieces, total, place = [0] * len(capacities), 0, 0, 0, 0
-        for i in order:
-            capacity = capacities[i]
-            while at < len(ends) and ends[at][0] <= capacity:
-                edge, step = ends[at]
-                total += open_pieces * (edge - place)
-                place, open_pieces, at = edge, open_pieces + step, at + 1
-            answer[i] = total + open_pieces * (capacity - place)
+        if self._sorted is None or len(self._sorted[0]) != len(self.pieces):
+            distances = np.array([piece.distance for piece in self.pieces], dtype=np.int64)
+            ends = distances + np.array([piece.tokens for piece in self.pieces], dtype=np.int64)
+            self._sorted = (np.sort(distances), np.sort(ends))
+            self._sums = tuple(np.concatenate(([0], np.cumsum(edges))) for edges in self._sorted)
+        answer = []
+        for capacity in capacities:
+            # of each piece max(0, C - d) - max(0, C - d - n)
+            begun, over = (int(np.searchsorted(edges, capacity, side="right")) for edges in self._sorted)
+            answer.append(capacity * (begun - over) - int(self._sums[0][begun]) + int(self._sums[1][over]))
         return answer
 
     def enough(self, gain: float = 0.01) -> int:
