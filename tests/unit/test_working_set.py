@@ -55,17 +55,17 @@ def test_the_curve_is_what_an_lru_cache_of_any_size_finds(calls: list[tuple[Toke
 
 
 @pytest.mark.parametrize("name", ["selector", "pipeline"])
-@pytest.mark.parametrize("factor", [1.3, 2, 4, 8])
-def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, factor: float) -> None:
-    """One session at a time. Less exact where the curve is steep: SGLang keeps dead ends a little longer."""
-    workload = make(name, seed=5, concurrency=1, sessions=24)
+@pytest.mark.parametrize(("concurrency", "factor"), [(1, 1.3), (1, 2), (1, 8), (4, 4), (4, 8), (16, 16), (16, 24)])
+def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, concurrency: int, factor: float) -> None:
+    """Less exact where the curve is steep and sessions are few: SGLang keeps dead ends a little longer."""
+    workload = make(name, seed=5, concurrency=concurrency, sessions=40)
     curve, calls = ReuseCurve(), [call for session in workload.sessions for call in session.calls]
     study = Study(workload)
-    for number in study.order(10**9, 1).calls:
+    for number in study.order(10**9, concurrency).calls:
         call = calls[number]
         curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
     capacity = int(factor * workload.largest)
-    outcome = study.run("lru+trim", capacity, 1)
+    outcome = study.run("lru+trim", capacity, concurrency)
     computed = outcome.prompt_tokens - outcome.cached_tokens
     assert curve.prompt_tokens - curve.found([capacity])[0] == pytest.approx(computed, rel=0.03)
 
