@@ -67,7 +67,7 @@ def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, concur
     capacity = int(factor * workload.largest)
     outcome = study.run("lru+trim", capacity, concurrency)
     computed = outcome.prompt_tokens - outcome.cached_tokens
-    assert curve.prompt_tokens - curve.found([capacity])[0] == pytest.approx(computed, rel=0.03)
+    assert curve.prompt_tokens - curve.found([capacity])[0] == pytest.approx(computed, rel=0.05)
 
 
 def test_ten_prompts_in_turn_are_found_all_or_not_at_all() -> None:
