@@ -56,7 +56,7 @@ def _answer(url: str, prompt: list[int]) -> Answer:
 
 def _flush(url: str) -> None:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    connection.request("POST", "/flush_cache")
+    connection.request("POST", "/flush_cache?timeout=30")
     status = connection.getresponse().status
     if status != 200:
         raise RuntimeError(f"/flush_cache answered {status}")

@@ -191,7 +191,7 @@ def test_other_kinds_of_attention_go_to_the_stock_function() -> None:
 
 @pytest.mark.server
 def test_second_identical_prompt_is_cached_and_answers_alike(lru_server: Any, post: Any, generate: Any) -> None:
-    post(lru_server.url, "/flush_cache")
+    post(lru_server.url, "/flush_cache?timeout=30")
     for length, seed in ((300, 1), (1500, 2), (5000, 3)):  # the last one is prefilled in more than one chunk
         ids = prompt(length, seed)
         miss = generate(lru_server.url, ids, NEW_TOKENS)
@@ -201,7 +201,7 @@ def test_second_identical_prompt_is_cached_and_answers_alike(lru_server: Any, po
         assert hit["meta_info"]["cached_tokens"] == length - 1
         assert longer["meta_info"]["cached_tokens"] >= length
         assert hit["output_ids"] == miss["output_ids"]
-        post(lru_server.url, "/flush_cache")
+        post(lru_server.url, "/flush_cache?timeout=30")
         recomputed = generate(lru_server.url, ids + miss["output_ids"] + prompt(7, seed), NEW_TOKENS)
         assert recomputed["meta_info"]["cached_tokens"] == 0
         assert recomputed["output_ids"] == longer["output_ids"]
@@ -209,7 +209,7 @@ def test_second_identical_prompt_is_cached_and_answers_alike(lru_server: Any, po
 
 @pytest.mark.server
 def test_batches_answer_like_single_requests(lru_server: Any, post: Any, generate: Any) -> None:
-    post(lru_server.url, "/flush_cache")
+    post(lru_server.url, "/flush_cache?timeout=30")
     shared = prompt(200, 10)
     prompts = [shared + prompt(20 + 13 * n, 11 + n) for n in range(8)]
     alone = [generate(lru_server.url, ids, NEW_TOKENS)["output_ids"] for ids in prompts]
@@ -217,7 +217,7 @@ def test_batches_answer_like_single_requests(lru_server: Any, post: Any, generat
         with ThreadPoolExecutor(8) as pool:
             together = list(pool.map(lambda ids: generate(lru_server.url, ids, NEW_TOKENS)["output_ids"], prompts))
         assert together == alone
-        post(lru_server.url, "/flush_cache")
+        post(lru_server.url, "/flush_cache?timeout=30")
 
 
 @pytest.mark.server

@@ -166,7 +166,7 @@ def test_outputs_are_lrus_under_eviction_pressure(
     scout_server: Server, lru_server: Server, generate: Generate, post: Any
 ) -> None:
     for server in (scout_server, lru_server):
-        post(server.url, "/flush_cache")
+        post(server.url, "/flush_cache?timeout=30")
     answers = {}
     for server in (scout_server, lru_server):
         answers[server.url] = [
@@ -206,7 +206,7 @@ def test_concurrent_aborted_and_streamed_requests_leave_nothing(
 
 
 def test_a_session_that_is_over_goes_first(scout_server: Server, generate: Generate, post: Any) -> None:
-    post(scout_server.url, "/flush_cache")
+    post(scout_server.url, "/flush_cache?timeout=30")
 
     def call(session: str, seed: int, length: int, final: bool = False) -> int:
         tag = {"agent": "going-on", "session": session, "final": final}

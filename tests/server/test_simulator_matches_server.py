@@ -56,7 +56,7 @@ def test_same_cached_tokens(
     # a decode step ahead of its time (overlap) would hold one more token than the simulator knows of
     env = {"SGLANG_SCOUT_VERIFY": "1", CPU_OVERLAP_ENV: "0"}
     server = start_server(policy, max_total_tokens=CAPACITY, env=env)
-    post(server.url, "/flush_cache")
+    post(server.url, "/flush_cache?timeout=30")
     calls: list[tuple[LiveCall, array[int], int]] = []  # with the output, and the tokens that were found
     sessions = live_sessions(make("selector", seed=5, sessions=12), vocab=500, reserved=10)
     for session, call in islice(interleaved(sessions, 3), CALLS):
