@@ -55,7 +55,7 @@ def _answer(url: str, prompt: list[int]) -> Answer:
 
 
 def _flush(url: str) -> None:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     connection.request("POST", "/flush_cache?timeout=30")
     status = connection.getresponse().status
     if status != 200:
