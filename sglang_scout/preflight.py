@@ -272,10 +272,13 @@ def unsupported_flags(args: Any) -> str | None:
         return f"--disaggregation-mode {args.disaggregation_mode}"
     if getattr(args, "pp_size", 1) > 1:
         return f"--pp-size {args.pp_size}"
+    if (getattr(args, "attn_dp_size", None) or 1) > 1:  # no CPU runs it, so that its ranks' agreement is not proven
+        return f"--attn-dp-size {args.attn_dp_size}"
     if algorithm.startswith(("EAGLE", "NEXTN", "FROZEN_KV_MTP")):
         return f"--speculative-algorithm {algorithm}"
     for name in (
         "enable_session_radix_cache",
+        "enable_dp_attention",  # the older name of the same
         "enable_lmcache",
         "enable_flexkv",
         "enable_unified_cache_external_linker",

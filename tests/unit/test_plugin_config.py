@@ -74,6 +74,8 @@ def arguments(**changes: Any) -> SimpleNamespace:
         ({"pp_size": 2}, "--pp-size 2"),
         ({"speculative_algorithm": "EAGLE3"}, "--speculative-algorithm EAGLE3"),
         ({"enable_session_radix_cache": True}, "--enable-session-radix-cache"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"attn_dp_size": 2}, "--attn-dp-size 2"),
         ({"enable_lmcache": True}, "--enable-lmcache"),
         ({"enable_flexkv": True}, "--enable-flexkv"),
         ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker"),
