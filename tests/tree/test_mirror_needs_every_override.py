@@ -81,7 +81,7 @@ def test_every_override_is_listed() -> None:
     tree = SglangTree()
     own = {n for n, v in vars(type(tree.core)).items() if callable(v) and not n.startswith("__")}
     choosing = {"match_prefix", "evict_device_start", "evict_device_end", "drive_host_eviction"}
-    choosing |= {"evict_device_next_node", "_hand_over", "_trim", "differences", "_mend"}
+    choosing |= {"evict_device_next_node", "_hand_over", "_trim", "differences", "_mend", "_known"}
     assert own == {*OVERRIDES, *choosing}
 
 
