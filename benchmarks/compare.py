@@ -209,9 +209,8 @@ def _one(plan: Plan, source: Source, results: PointResults, wanted: dict[str, An
     try:
         options = replace(plan.options, concurrency=concurrency)
         journal = results.journal_path(wanted)
-        anew = (
-            not results.resumes or journal is None or not journal.exists()
-        )  # else a part was played on a server that is gone
+        # else a part was played on a server that is gone
+        anew = not results.resumes or journal is None or not journal.exists()
         used = server.scheduler_cpu_s()
         run_stoppable(lambda: measure(server.url, source, options, results, extra))
         point = results.find(wanted)

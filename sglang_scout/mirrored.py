@@ -311,8 +311,7 @@ class Mirrored(UnifiedTreeCoreInterface):
             record = self._table.get(node_id)
             if record is None:
                 return  # on the host only, as is all below it
-            whole = self._key_to(record, record.length) if path else RadixKey(array("q"), key.extra_key, key.cache_salt)
-            ids = array("q", whole.token_ids)
+            ids = self._key_to(record, record.length).token_ids if path else array("q")
             ids.extend(array("q", below(0, len(key)).tobytes()))
             _, made, _ = self.match_full_device_prefix(RadixKey(ids, key.extra_key, cache_salt=key.cache_salt))
         self._clock += 2
@@ -348,14 +347,19 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def _is_sure(self) -> bool:
         """Whether the mirror holds what the core holds, as far as the core's own sums tell."""
-        table = self._table
         if not self.scout.live or self.has_ongoing_insert():
             return False
+        wrong = self._wrong_sums()
+        if wrong:
+            self.scout.compare(lambda: wrong)
+        return not wrong
+
+    def _wrong_sums(self) -> list[str]:
+        """A line where the evictable and protected tokens are not the core's."""
+        table = self._table
         ours = (table.held - table.protected, table.protected)
         real = (self.full_evictable_size(), self.full_protected_size())
-        if ours != real:
-            self.scout.compare(lambda: [f"evictable and protected tokens: tree {real}, mirror {ours}"])
-        return ours == real
+        return [] if ours == real else [f"evictable and protected tokens: tree {real}, mirror {ours}"]
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         if not self._walking:
@@ -457,11 +461,7 @@ class Mirrored(UnifiedTreeCoreInterface):
 
     def differences(self) -> list[str]:
         """Where the mirror is not the tree, a line for each, as far as the core can be asked; at O(nodes x depth)."""
-        table, found = self._table, []
-        ours = (table.held - table.protected, table.protected)
-        real = (self.full_evictable_size(), self.full_protected_size())
-        if ours != real:
-            found.append(f"evictable and protected tokens: tree {real}, mirror {ours}")
+        table, found = self._table, self._wrong_sums()
         for node in table:
             if node.parent is None:
                 continue
