@@ -12,8 +12,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from radix_policy.admission import AdmissionConfig
 from radix_policy.events import Event, PrefixMatched, RequestArrived, RequestFinished, Tick
 from radix_policy.grouped_index import GroupedDrain, GroupedIndex
 from radix_policy.leaf_index import Drain
@@ -33,6 +34,18 @@ TREE_EVENTS = ("split", "counted", "locked", "unlocked", "demoted", "restored", 
 Priority = tuple[float, float, int]
 
 
+class Host(Protocol):
+    """Who may write to the host tier (hicache.HostAdmission)."""
+
+    evicted: int
+
+    def looked_up(self, rid: str, path: Sequence[int], tokens: int) -> None: ...
+    def left(self, rid: str) -> None: ...
+    def refuses(self, tokens: int) -> bool: ...
+    def reset(self) -> None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+
+
 def _ignore(*_: Any) -> None:
     """The listener after a fault."""
 
@@ -48,8 +61,10 @@ class Bridge:
     restored: Callable[[int], None]
     removed: Callable[[int], None]
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, admission: AdmissionConfig | None = None) -> None:
         self.runtime = runtime
+        self.admission = admission
+        self.host: Host | None = None  # once the cache has a host tier
         self.shortfall: Callable[[], int] | None = None  # tokens that the eviction in progress still has to free
         self.live = True  # False after a fault in what was observed
         self.mendable = True  # False after one that an empty tree does not undo
@@ -133,6 +148,8 @@ class Bridge:
             logger.warning("sglang-scout: the policy decides again")
             self.live = True
             self._listen()
+            if self.host is not None:
+                self.host.reset()
             for rid in [*self.runtime.requests]:  # nobody told how they ended
                 self.observe(RequestFinished(rid, aborted=True))
         if not self.live:
@@ -216,6 +233,8 @@ class Bridge:
         """A request's prompt was looked up; only the first time is passed on."""
         if self.live and self.is_unmatched(rid):
             self.observe(PrefixMatched(rid, path, tokens))
+            if self.host is not None:
+                self.host.looked_up(rid, path, tokens)
 
     def finished(self, rid: str, output_tokens: int, aborted: bool, stopped: bool) -> None:
         """A request left the engine; told once however often SGLang says so."""
@@ -224,6 +243,8 @@ class Bridge:
             if self.log is not None:
                 self.log.append((rid, output_tokens))
             self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
+            if self.host is not None:
+                self.host.left(rid)
 
     def tick(self, step: int, seconds: float) -> None:
         """The shared clock may have moved."""
@@ -423,4 +444,6 @@ class Bridge:
         except Exception:
             self.count_fault("snapshot")
         counts = {**self.counters, "in_flight": len(self.runtime.requests)}
+        if self.host is not None:
+            inside["host"] = self.host.snapshot()
         return {**inside, "live": self.live, "counters": counts, "faults": dict(self.faults)}

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from radix_policy.admission import AdmissionConfig
 from radix_policy.config import ConfigError, build, rows
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
@@ -20,7 +21,9 @@ from radix_policy.runtime import Runtime, RuntimeConfig
 T = TypeVar("T")
 
 NAMES = ("scout", "cachescout")
-PARTS: tuple[type, ...] = ()  # configuration of what the plug-in does beside eviction, under either policy
+PARTS: tuple[type, ...] = (
+    AdmissionConfig,
+)  # configuration of what the plug-in does beside eviction, under either policy
 FLAG = "--radix-eviction-policy"
 CONFIG_FLAG = "--radix-eviction-policy-config"
 DISABLE = "SGLANG_SCOUT_DISABLE"

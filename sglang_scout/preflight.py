@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from sglang_scout import scheduler
+from sglang_scout import hicache, scheduler
 
 TESTED = ("0.5.23",)
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -174,7 +174,7 @@ ENGINE_SEAMS = (
     Seam(_HOOKS, "HookRegistry.apply_hooks", ()),
     Seam(_HOOKS, "HookRegistry._apply_target", ("target", "hooks")),
     Seam(_HOOKS, "HookRegistry._patched"),
-    *(Seam(hook.module, hook.name, hook.parameters) for hook in scheduler.HOOKS),
+    *(Seam(hook.module, hook.name, hook.parameters) for hook in scheduler.HOOKS + hicache.HOOKS),
 )
 
 SEAMS = ARGUMENT_SEAMS + ENGINE_SEAMS

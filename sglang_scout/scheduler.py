@@ -267,7 +267,7 @@ def on_internal_state(result: Any, scheduler: Any, recv_req: Any) -> None:
     state = result.internal_state["scout"] = bridge.snapshot()
     if bridge.log is not None:
         state["events"] = list(bridge.log)
-        state["unhooked"] = [hook.target for hook in HOOKS if not is_applied(hook)]
+        state["unhooked"] = [hook.target for hook in _installed if not is_applied(hook)]
         nodes = list(bridge.runtime.world.nodes)
         state["mirror"] = {
             "differences": scheduler.tree_cache.tree_core.differences()[:20],
@@ -338,8 +338,11 @@ HOOKS = (
 )
 
 
-def install() -> list[str]:
-    """Hook the scheduler now; returns the targets that did not take their hook. Calling it again changes nothing.
+_installed: list[Hook] = []
+
+
+def install(hooks: Sequence[Hook] = HOOKS) -> list[str]:
+    """Hook the scheduler and its cache; returns the targets that did not take their hook. A second call does nothing.
 
     A process that has not imported a target's module has no scheduler (a tree in a test, say): nothing to hook there.
     SGLang applies the hooks of one target once, all together, when plug-ins load. This comes later, so where another
@@ -348,7 +351,7 @@ def install() -> list[str]:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
     source = HookSource("scout", "sglang-scout")
-    wanted = [hook for hook in HOOKS if hook.module in sys.modules]
+    wanted = [hook for hook in hooks if hook.module in sys.modules]
     for hook in wanted:
         if is_applied(hook):
             continue
@@ -357,6 +360,7 @@ def install() -> list[str]:
         if hook.target in HookRegistry._patched:
             HookRegistry._apply_target(hook.target, [(kind, hook.function, source)])
     HookRegistry.apply_hooks()
+    _installed[:] = wanted
     return [hook.target for hook in wanted if not is_applied(hook)]
 
 

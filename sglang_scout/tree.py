@@ -19,7 +19,8 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_co
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
-from sglang_scout import config, preflight, scheduler
+from radix_policy.admission import AdmissionConfig
+from sglang_scout import config, hicache, preflight, scheduler
 from sglang_scout.bridge import Bridge
 from sglang_scout.mirrored import HOST_QUANTUM
 from sglang_scout.strategy import STRATEGIES, Refused, building
@@ -383,7 +384,8 @@ def make_core(params: Any, components: Any) -> Any:
             f"sglang-scout: policy {params.eviction_policy!r} is {getattr(known, '__module__', '')}."
             f"{getattr(known, '__qualname__', known)}, another plug-in's, not sglang-scout's; remove one of the two"
         )
-    bridge = Bridge(config.make_runtime(params.eviction_policy, params.eviction_policy_config, params.page_size))
+    name, keys = params.eviction_policy, params.eviction_policy_config
+    bridge = Bridge(config.make_runtime(name, keys, params.page_size), config.make_part(AdmissionConfig, name, keys))
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":
@@ -399,7 +401,7 @@ def make_core(params: Any, components: Any) -> Any:
     else:
         core = ScoutTreeCore(params, components, bridge)
     logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
-    unhooked = scheduler.install()
+    unhooked = scheduler.install(scheduler.HOOKS + hicache.HOOKS)
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")
     return core

@@ -50,11 +50,13 @@ class TieredTree(SimTree):
         self.threshold = threshold
         self.forgets = forgets
         self.load_least = load_least
-        self.order: Order | None = None  # what a host-only leaf is worth, asked at each eviction; None: LRU
+        self.order: Callable[[], Order] | None = None  # begins an eviction, says what a leaf is worth; None: LRU
         self.writes = True  # whether what is inserted now may be written
         self.written = self.restored = self.host_evicted = self.refused = 0  # tokens
         self.out = listener
         self._rid: str | None = None
+        self.quiet: float | None = None  # stamp of the leaf that is being trimmed
+        self.told: dict[NodeId, float] = {}  # stamps that the listener knows, of nodes that have another since
         super().__init__(_Ear(self), page_size)
 
     def reset(self) -> None:
@@ -133,6 +135,8 @@ class TieredTree(SimTree):
         if gone is None or not self._is_device_leaf(gone):
             raise ValueError(f"node {node} is no unlocked leaf of the device")
         if node not in self.copies:
+            self._hits.pop(node, None)
+            self.told.pop(node, None)
             return super().evict(node)
         self.only.add(node)
         self.used -= gone.length
@@ -151,15 +155,18 @@ class TieredTree(SimTree):
         if not 0 < keep < leaf.length or keep % self.page_size:
             raise ValueError(f"cannot keep {keep} of {leaf.length} tokens with page size {self.page_size}")
         clock, stamp = self._clock, leaf.stamp
-        self._split(leaf, keep, stamp)
-        self._clock = clock
+        if self.forgets:
+            self._split_by_match(leaf, keep)
+        else:
+            self._split(leaf, keep, stamp)
+            self._clock = clock
         return self.evict(node)
 
     def evict_host(self, tokens: int) -> int:
         """Drop host-only leaves until so many tokens are free there; returns those that became free."""
         freed = 0
-        by_score = self.order
-        if by_score is not None:  # SGLang's own walk: score every leaf once, then one after the other
+        if self.order is not None:  # SGLang's own walk: score every leaf once, then one after the other
+            by_score = self.order()
             leaves = [(by_score(n), self.nodes[n].stamp, n) for n in self.only if not self.nodes[n].children]
             heapq.heapify(leaves)
             while freed < tokens and leaves:
@@ -181,6 +188,22 @@ class TieredTree(SimTree):
         return freed
 
     # ---- inside ----
+
+    def _split_by_match(self, leaf: SimNode, keep: int) -> None:
+        """The Rust core is split by a lookup, which it takes for an access: its own LRU, which is the host tier's,
+        sees the whole path and what is cut off used just now. The listener is told of no access."""
+        told = self.told
+        self.quiet = told.get(leaf.id, leaf.stamp)
+        walk: SimNode | None = self._split(leaf, keep)
+        told[walk.id] = told[leaf.id] = self.quiet  # type: ignore[union-attr]
+        self.quiet = None
+        stamp = self._clock
+        self._clock += 1.0
+        while walk is not None and walk.parent is not None:
+            told.setdefault(walk.id, walk.stamp)
+            walk.stamp = stamp
+            stamp -= 0.00001
+            walk = walk.parent
 
     def inherit(self, prefix: NodeId, suffix: NodeId) -> None:
         """A node was split: its upper part is where the lower one is."""
@@ -219,6 +242,7 @@ class TieredTree(SimTree):
         """A host-only leaf leaves the tree."""
         assert leaf.parent is not None
         del self.nodes[leaf.id], leaf.parent.children[leaf.key]
+        self.told.pop(leaf.id, None)
         self.only.discard(leaf.id)
         self.copies.discard(leaf.id)
         self._hits.pop(leaf.id, None)
@@ -259,10 +283,15 @@ class _Ear:
 
     def split(self, prefix: NodeId, suffix: NodeId, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         self.tree.inherit(prefix, suffix)
+        if self.tree.quiet is not None:
+            prefix_stamp = suffix_stamp = self.tree.quiet
+        else:
+            self.tree.told.pop(suffix, None)
         if not self._hidden(suffix):
             self.tree.out.split(prefix, suffix, at, prefix_stamp, suffix_stamp)
 
     def touched(self, node: NodeId, stamp: float) -> None:
+        self.tree.told.pop(node, None)
         if not self._hidden(node):
             self.tree.out.touched(node, stamp)
 
@@ -316,14 +345,16 @@ class TieredEngine(Engine):
         if ordered:
             if forgets:
                 raise ValueError("a host tier whose nodes are forgotten cannot be ordered by the policy")
-            self.tree.order = self._worth
+            self.tree.order = self._order
         self.admission = Admission(runtime.world, admission or AdmissionConfig(admission="none"), page_size)
         self.declined: set[str] = set()  # rids of running requests that may not write
         self.declined_requests = 0
 
-    def _worth(self, node: NodeId) -> float:
-        world = self.runtime.world
-        return self.runtime.policy.score(world.nodes[node])
+    def _order(self) -> Order:
+        nodes, policy = self.runtime.world.nodes, self.runtime.policy
+        if not self.runtime.begin_eviction():
+            return lambda node: 0.0
+        return lambda node: policy.score(nodes[node])
 
     def tier(self) -> Tier:
         """The host tier as the admission rule sees it."""

@@ -48,6 +48,7 @@ class RealRequest:
         server, req = self.server, self.req
         cache, rows = server.cache, server.rows
         req.init_next_round_input(cache)
+        server.load_back(req)
         cached = req.prefix_len
         req.lock = cache.lock(req.last_node)
         end, prompt = 0, len(req.origin_input_ids)
@@ -105,18 +106,30 @@ class RealRequest:
         req.finished_reason = FINISH_LENGTH(len(self.output))
         req.finished_len = len(self.output)
         release_kv_cache(req, self.server.cache, checkpoint=True)
+        self.server.tree.settle()
 
 
 class RealServer:
     """SGLang's cache; under our policies with the plug-in's tree core and a bridge that is told who asks."""
 
-    def __init__(self, policy: str, capacity: int, page: int = 1, chunk: int = 8192, core: str = "python") -> None:
+    def __init__(
+        self,
+        policy: str,
+        capacity: int,
+        page: int = 1,
+        chunk: int = 8192,
+        core: str = "python",
+        host_tokens: int = 0,
+        config: dict[str, Any] | None = None,
+    ) -> None:
         self.page, self.chunk = page, chunk
-        self.tree = SglangTree(page, capacity, policy, core, config=CONFIG.get(policy))
+        config = CONFIG.get(policy) if config is None else config
+        self.tree = SglangTree(page, capacity, policy, core, host_tokens, config)
         del self.tree.core.evict_device_leaf  # the watch on victims: not needed here, and the Rust core has no nodes
         self.cache, self.pool = self.tree.cache, self.tree.pool
         self.rows = self.cache.req_to_token_pool
         self.bridge = self.tree.bridge
+        self.restored = 0  # tokens
 
     def start(self, item: Item) -> tuple[int, RealRequest]:
         rid, call, tag = item
@@ -124,6 +137,20 @@ class RealServer:
             self.bridge.arrived(RequestArrived(rid, TokenPrompt(array("q", expand(call.prompt))), "", tag))
         request = RealRequest(self, rid, call)
         return request.start(), request
+
+    def load_back(self, req: Any) -> None:
+        """What the host tier has of the prompt comes back, as in `PrefillAdder.add_one_req`."""
+        from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
+
+        if not self.tree.host or not req.needs_host_load_back():
+            return
+        with_host = InitLoadBackParams(req.best_match_node, req.host_hit_length, req=req)
+        req.host_loaded_length, req.last_node = self.cache.init_load_back(with_host)
+        req.prefix_len += req.host_loaded_length
+        req.kv.cache_protected_len = req.prefix_len
+        self.cache.ready_to_load_host_cache()
+        self.cache.check_hicache_events()
+        self.restored += req.host_loaded_length
 
     def tick(self, step: int, seconds: float) -> None:
         if self.bridge is not None:
@@ -139,7 +166,10 @@ class SimulatedServer:
 
     def __init__(self, policy: str, capacity: int, page: int = 1, chunk: int = 8192) -> None:
         self.runtime = Runtime(policy, CONFIG.get(policy), page_size=page)
-        self.engine = Engine(self.runtime, capacity, page, chunk)
+        self.engine = self.make_engine(capacity, page, chunk)
+
+    def make_engine(self, capacity: int, page: int, chunk: int) -> Engine:
+        return Engine(self.runtime, capacity, page, chunk)
 
     def start(self, item: Item) -> tuple[int, Run]:
         rid, call, tag = item

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from radix_policy.config import ConfigError
-from sglang_scout import cli, config, plugin, preflight, scheduler
+from sglang_scout import cli, config, hicache, plugin, preflight, scheduler
 
 
 def test_our_names() -> None:
@@ -125,7 +125,7 @@ def test_a_missing_seam_is_named() -> None:
 
 def test_every_hook_is_a_seam() -> None:
     seams = {seam.path for seam in preflight.SEAMS}
-    assert {hook.target for hook in scheduler.HOOKS} <= seams
+    assert {hook.target for hook in scheduler.HOOKS + hicache.HOOKS} <= seams
     assert len(seams) == len(preflight.SEAMS)
 
 

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from radix_policy.admission import AdmissionConfig
 from radix_policy.config import markdown
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
@@ -17,6 +18,7 @@ PARTS = {
     "cachescout": POLICIES["cachescout"].Config,
     "both: identity": IdentityConfig,
     "both: runtime": RuntimeConfig,
+    "both: host tier": AdmissionConfig,
 }
 
 
