@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from radix_policy.curves import Curve
 from radix_policy.prompts import Spans
 from radix_policy.simulator.tree import Silent, SimNode, SimTree, common
 from radix_policy.workloads.base import Call, SessionScript
@@ -33,7 +34,7 @@ class Piece(NamedTuple):
     tokens: int
 
 
-class ReuseCurve(Silent):
+class ReuseCurve(Silent, Curve):
     """Prompt tokens by stack distance, one call after the other. Hears of splits from a tree that loses nothing."""
 
     def __init__(self, page_size: int = 1) -> None:
@@ -70,16 +71,13 @@ class ReuseCurve(Silent):
 
     @property
     def reachable(self) -> int:
-        """Prompt tokens that an endless cache finds."""
         return sum(piece.tokens for piece in self.pieces)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole tree: a cache of that size loses nothing."""
         return self._tree.used
 
     def found(self, capacities: Sequence[int]) -> list[int]:
-        """Prompt tokens found by caches of so many tokens, each at least as large as the largest call."""
         if self._sorted is None or len(self._sorted[0]) != len(self.pieces):
             distances = np.array([piece.distance for piece in self.pieces], dtype=np.int64)
             ends = distances + np.array([piece.tokens for piece in self.pieces], dtype=np.int64)
@@ -92,16 +90,9 @@ class ReuseCurve(Silent):
             answer.append(capacity * (begun - over) - int(self._sums[0][begun]) + int(self._sums[1][over]))
         return answer
 
-    def enough(self, gain: float = 0.01) -> int:
-        """The fewest tokens of cache beyond which no more than `gain` of all prompt tokens can still be won."""
-        wanted, low, high = self.reachable - gain * self.prompt_tokens, 0, self.tokens
-        while low < high:
-            middle = (low + high) // 2
-            if self.found([middle])[0] >= wanted:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def need(self, share: float) -> int:
+        needs = sorted(need for need in self.needs if need)
+        return needs[min(int(len(needs) * share), len(needs) - 1)] if needs else 0
 
     def _measure(self, node: SimNode) -> None:
         """The pieces of a path that was found."""

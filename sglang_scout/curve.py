@@ -1,0 +1,59 @@
+"""The sampled stack-distance curve of a running server, for `sglang-scout plan --url`."""
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from radix_policy.config import key
+from radix_policy.events import RequestArrived
+from radix_policy.prompts import TokenPrompt
+from radix_policy.sampled_curve import SampledCurve
+
+
+@dataclass(frozen=True, slots=True)
+class CurveConfig:
+    """What `plan --url` is planned from."""
+
+    # On by default: 0.1 ms for a prompt of 2,000 tokens and 0.5 ms for one of 100,000, once per request, on a shared
+    # 2-core machine (benchmarks/NOTES.md); 4 MB. Prefill of as many tokens takes hundreds of times as long.
+    curve: bool = key(True, "keep a sampled stack-distance curve of the requests, for `sglang-scout plan --url`")
+    curve_chunk: int = key(
+        16, "tokens per chunk of a prompt that is sampled or not; at least a page", low=1, high=4096, unit="tokens"
+    )
+    curve_samples: int = key(
+        16384, "chunks that the sample holds at most; the share that is sampled falls as it fills", low=64, high=10**6
+    )
+    curve_depth: int = key(
+        1 << 24,
+        "size of cache up to which the curve is known; prompts that were not used for longer are forgotten",
+        low=4096,
+        high=10**12,
+        unit="tokens",
+    )
+
+
+class OnlineCurve:
+    """Fed with every request as it arrives; its output is met in the prompt that continues it."""
+
+    def __init__(self, config: CurveConfig, page_size: int) -> None:
+        chunk = -(-max(config.curve_chunk, page_size) // page_size) * page_size  # a cache finds whole pages
+        self._curve = SampledCurve(chunk, config.curve_samples, max(config.curve_depth, chunk))
+
+    def clear(self) -> None:
+        """The cache was flushed: begin anew."""
+        self._curve.clear()
+
+    def arrived(self, event: RequestArrived) -> None:
+        """One more request; its tokens are only read."""
+        prompt = event.prompt
+        if isinstance(prompt, TokenPrompt):
+            tokens = prompt.tokens
+            whole = isinstance(tokens, array) and tokens.typecode == "q"
+            ids = np.frombuffer(tokens, dtype=np.int64) if whole else np.array(tokens, dtype=np.int64)  # type: ignore[call-overload]
+            self._curve.call(ids, namespace=event.namespace)
+
+    def snapshot(self) -> dict[str, Any]:
+        """`SampledCounts.to_json`."""
+        return self._curve.counts().to_json()
