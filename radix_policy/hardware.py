@@ -98,8 +98,8 @@ class OffloadCost:
             "ranks": self.ranks,
             "utilisation of FLOPS": self.flops_utilisation,
             "utilisation of the link": self.link_utilisation,
-            "KV bytes": self.token_bytes,
             "active parameters": self.model.active_parameters,
+            "KV bytes": 1.0 if self.kv_bytes is None else self.kv_bytes,
         }
         for name, value in named.items():
             if not (math.isfinite(value) and value > 0):
@@ -108,7 +108,7 @@ class OffloadCost:
     @property
     def token_bytes(self) -> float:
         """KV bytes per token and rank."""
-        return self.model.kv_bytes(max(self.ranks, 1)) if self.kv_bytes is None else self.kv_bytes
+        return self.model.kv_bytes(self.ranks) if self.kv_bytes is None else self.kv_bytes
 
     @property
     def flop_per_byte(self) -> float:

@@ -65,7 +65,7 @@ class ChunkKeys:
         """One key per chunk of `ids` (int64, shape (tokens,)); tokens after the last whole chunk have none."""
         count = len(ids) // self.chunk
         rows = ids[: count * self.chunk].view(np.uint64).reshape(count, self.chunk)
-        chunks = _mixed(rows @ self._weights)
+        chunks = _mixed(rows @ self._weights + np.uint64(_GOLDEN))  # or a chunk of zeros would add nothing
         while len(self._powers) < count:
             last = self._powers[-1:] * np.uint64(_STEP)
             self._powers = np.concatenate((self._powers, self._powers * last))
