@@ -3,15 +3,17 @@
 Waldspurger et al., "Efficient MRC Construction with SHARDS" (FAST 2015): look only at items whose hash lies below a
 threshold. The same item is always looked at or never, so among n sampled items that were used since, the expected
 number of all is n / R, R the share of hashes below the threshold. Whenever the sample would grow beyond its size the
-threshold is lowered, and what then lies above it is dropped (section 3.4).
+threshold is lowered, and what then lies above it is dropped (their fixed-size variant).
 
 An item is a chunk of `chunk` tokens with everything before it: its key hashes the namespace and the whole prompt up to
 its end, so that equal keys mean equal KV. Chunks are put on the stack in the order in which a radix cache loses them
 (working_set.py): the first of a prompt lies on top. At R = 1 this is `ReuseCurve` with pages of `chunk` tokens, but for
 distances from 128 chunks on, which are kept to 1/64 of themselves.
 
-Error at a sample of n chunks: the distance of one use is known to about 1 / sqrt(n x distance / stack); of the found
-tokens, which are sums over many uses, tests/unit/test_sampled_curve.py states what was measured.
+Error: of a distance d, about sqrt(chunk x d / R) tokens. Of the found tokens, as a share of all prompt tokens, from one
+largest call on, root mean square over eight hash functions, chunks of 16: 16,384 samples 0.6 % on `coding_agents`,
+0.4 % on `tau_airline`, 1.1 % on 4,800 generated calls whose few anchors carry most of what is found; four times fewer
+samples 1.0 %, 0.9 % and 5.5 %.
 """
 
 from collections import Counter
@@ -120,8 +122,8 @@ class SampledCounts(Curve):
 
     @property
     def _correction(self) -> float:
-        """SHARDS-adj (section 4.4): the sample's error lies in the few chunks used most, and those are always found."""
-        return self.looked_up - self.sampled
+        """Their SHARDS-adj: the sample's error lies in the few chunks used most, and those are found at any size."""
+        return self.looked_up - self.sampled if self.hits else 0.0
 
     def _bounded(self, tokens: float) -> int:
         return round(min(max(tokens, 0.0), self.looked_up))

@@ -40,7 +40,9 @@ def add_parser(commands: Any) -> None:
         help=f"sessions at a time (default: {CONCURRENCY} for a trace, unknown for a server)",
     )
     parser.add_argument("--sample", type=int, metavar="N", help="a sampled curve, from at most N chunks of the trace")
-    parser.add_argument("--page-size", type=int, default=1, metavar="N", help="the planned server's (default: 1)")
+    parser.add_argument(
+        "--page-size", type=int, metavar="N", help="of the server that a trace is planned for (default: 1)"
+    )
     parser.add_argument("--device-tokens", type=int, metavar="N", help="the server's pool (max_total_num_tokens)")
     parser.add_argument("--host-tokens", metavar="N,N", help="host tiers to predict, in tokens")
     parser.add_argument("--host-gib", metavar="N,N", help="the same in GiB per rank")
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
     if args.url is not None:
         if args.sample is not None:
             raise PlanError("--sample is for --trace; a server's sample is set by its key curve_samples")
+        if args.page_size is not None:
+            raise PlanError("--page-size is for --trace; a server knows its own")
         running = plan_server.ask(args.url, args.api_key)
     ranks = args.tp or (running.ranks if running is not None else 1)
     size: float | None = args.bytes_per_token
@@ -86,7 +90,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
     if running is not None:
         source = {"method": "server", "url": args.url, "sample": _sample(running.curve), "stability": None}
         return build(running.curve, deployment, source, running.curve.largest), running.curve
-    return plan(_read(args.trace), deployment, page_size=args.page_size, samples=args.sample)
+    return plan(_read(args.trace), deployment, page_size=args.page_size or 1, samples=args.sample)
 
 
 def _read(trace: str) -> Workload:

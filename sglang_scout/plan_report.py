@@ -9,6 +9,7 @@ max(G, H) tokens finds, and restored is what that finds beyond the device.
                                       (both: EfficientAgent, section 3.2)
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +131,7 @@ def _advice(report: Mapping[str, Any]) -> str:
         return text + f", but no host tier: restoring takes longer than computing here (OBR {offload['obr']:.2f})"
     text += ", a host tier of that size: --enable-hierarchical-cache"
     if size is None:
-        text += f" --hicache-ratio {enough / device:.2f}"
+        text += f" --hicache-ratio {math.ceil(100 * enough / device) / 100:.2f}"
     else:
         text += f" --hicache-size {-int(-enough * size // 10**9)} (GB per rank)"
     if offload is not None and offload["pays"] == "measure":
@@ -158,6 +159,10 @@ def lines(report: Mapping[str, Any]) -> list[str]:
                 if sample["depth_tokens"]
                 else ""
             )
+        )
+    if report["device_tokens"] is not None and report["device_tokens"] < report["largest_call"]:
+        out.append(
+            "the largest call does not fit the device: SGLang refuses it, and small sizes are found too well here"
         )
     out += ["", *_curve_lines(report)]
     if report["host"]:

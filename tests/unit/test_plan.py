@@ -144,6 +144,13 @@ def test_whole_pages_are_found(recorded: Path, capsys: Capture) -> None:
     assert pages["reachable_tokens"] < one["reachable_tokens"]
 
 
+def test_a_call_that_the_device_cannot_hold_is_named(recorded: Path) -> None:
+    workload = read_trace(recorded, seed=0)
+    for device, said in ((workload.largest - 1, True), (workload.largest, False)):
+        report, _ = plan.plan(workload, Deployment(6, device_tokens=device))
+        assert any("does not fit" in line for line in plan_report.lines(report)) == said
+
+
 def test_obr_and_what_it_advises(recorded: Path, capsys: Capture) -> None:
     words = ["--trace", str(recorded), "--device-tokens", "200", "--concurrency", "6"]
     h20 = planned(capsys, *words, "--gpu", "H20", "--model", "qwen3-coder-30b-a3b", "--tp", "8")
@@ -385,6 +392,7 @@ def test_no_server_and_no_json(fake: Fake, capsys: Capture) -> None:
     assert "cannot be asked (" in refused(capsys, "--url", "http://127.0.0.1:1")
     assert "cannot be asked (" in refused(capsys, "--url", "http://[nonsense")
     assert "--sample is for --trace" in refused(capsys, "--url", fake.url, "--sample", "10")
+    assert "--page-size is for --trace" in refused(capsys, "--url", fake.url, "--page-size", "16")
 
 
 # ---- the curve in the plug-in ----

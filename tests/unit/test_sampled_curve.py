@@ -96,6 +96,15 @@ def test_depth_forgets_only_what_lies_deeper() -> None:
     assert cut.found([10**6])[0] < whole.found([10**6])[0]
 
 
+def test_where_nothing_comes_again_nothing_is_found() -> None:
+    """What the sample happens to hold too little of is not taken for tokens that are found."""
+    curve = SampledCurve(1, 16)
+    for number in range(50):
+        curve.call(np.arange(100 * number, 100 * number + 100, dtype=np.int64))
+        assert curve.counts().reachable == 0 and curve.counts().found([10**6]) == [0]
+    assert curve.rate < 0.01
+
+
 # ---- bounds ----
 
 
