@@ -1,7 +1,7 @@
 """`python -m benchmarks.curve_cost`: what the server's sampled curve costs per request, and how much memory it holds.
 
-The plug-in's own `OnlineCurve` with its default keys, its sample full, fed with requests as they arrive: nine tenths of
-each prompt were there before. This decides the default of the key `curve`.
+The plug-in's own `OnlineCurve` with its default keys, its sample full, fed with requests that run one by one: nine
+tenths of each prompt were there before. This decides the default of the key `curve`.
 """
 
 import gc
@@ -12,7 +12,6 @@ from array import array
 
 import numpy as np
 
-from radix_policy.events import RequestArrived
 from radix_policy.prompts import TokenPrompt
 from sglang_scout.curve import CurveConfig, OnlineCurve
 
@@ -22,34 +21,34 @@ _REPEATS = 200
 _VOCABULARY = 150_000
 
 
-def request(rng: np.random.Generator, tokens: int, before: "array[int] | None" = None) -> RequestArrived:
-    """A request of so many tokens that continues `before`."""
+def request(rng: np.random.Generator, tokens: int, before: "array[int] | None" = None) -> "array[int]":
+    """A prompt of so many tokens that continues `before`."""
     kept = array("q") if before is None else before[: tokens * 9 // 10]
     new = array("q", rng.integers(0, _VOCABULARY, tokens - len(kept)).tolist())
-    return RequestArrived("r", TokenPrompt(kept + new), "", None, 0)
+    return kept + new
 
 
 def cost(tokens: int) -> tuple[float, float, int]:
-    """Microseconds per request, median and 95 %, and bytes that the curve holds when its sample is full."""
+    """Microseconds per request (its start and end), median and 95 %, and bytes that the curve holds when full."""
     rng = np.random.default_rng(1)
     tracemalloc.start()
     curve = OnlineCurve(CurveConfig(), 1)
     recent: list[array[int]] = []
     held = 0
     for number in range(_FILL // tokens):
-        event = request(rng, tokens)
-        curve.arrived(event)
-        recent = [*recent, event.prompt.ids(0, tokens)][-8:]
+        recent = [*recent, request(rng, tokens)][-8:]
+        curve.started("r", TokenPrompt(recent[-1]), "")
+        curve.finished("r")
         if number == _FILL // tokens - 1:
-            del event
             gc.collect()
             held = tracemalloc.get_traced_memory()[0] - sum(len(prompt) * 8 for prompt in recent)
     tracemalloc.stop()
     times = []
     for number in range(_REPEATS):
-        event = request(rng, tokens, recent[number % len(recent)])
+        prompt = TokenPrompt(request(rng, tokens, recent[number % len(recent)]))
         started = time.perf_counter()
-        curve.arrived(event)
+        curve.started("r", prompt, "")
+        curve.finished("r")
         times.append((time.perf_counter() - started) * 1e6)
     times.sort()
     return statistics.median(times), times[len(times) * 95 // 100], held

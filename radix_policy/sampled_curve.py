@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,6 +208,15 @@ class SampledCounts(Curve):
         )
 
 
+class _Running(NamedTuple):
+    """A call that is not over."""
+
+    namespace: str
+    keys: Keys  # sampled chunks of its prompt
+    begun: int  # times of its uses: [begun, ended)
+    ended: int
+
+
 class SampledCurve:
     """Prompt tokens by stack distance, one call after the other, from at most `samples` chunks.
 
@@ -235,6 +244,7 @@ class SampledCurve:
         self._used: dict[int, int] = {}  # key -> time of its last use
         self._keys: Keys = np.empty(0, dtype=np.uint64)  # the stack, the top last
         self._times: Ids = np.empty(0, dtype=np.int64)  # their last uses, growing
+        self._running: dict[object, _Running] = {}
 
     def __len__(self) -> int:
         return len(self._used)
@@ -244,29 +254,49 @@ class SampledCurve:
         """Share of all chunks that are sampled."""
         return (self._limit + 1) / (_ALL + 1)
 
-    def call_spans(self, prompt: Spans, output: Spans = (), namespace: str = "") -> None:
-        """`call` with runs of ids."""
-        self.call(ids_of(prompt), ids_of(output), namespace)
-
     def call(self, prompt: Ids, output: Ids | None = None, namespace: str = "") -> None:
-        """The next call, ids int64. Its last prompt token is never found, its last output token has no KV (SGLang).
+        """The next call, over before another begins; ids int64."""
+        self.start(None, prompt, namespace)
+        self.finish(None, None if output is None or not len(output) else np.concatenate((prompt, output)))
 
-        Where outputs are not known, they are first met, and not found, in the prompt that continues them.
-        """
+    def start(self, key: object, prompt: Ids, namespace: str = "") -> None:
+        """The next call begins; its last prompt token is never found (as in SGLang). What it uses is locked now."""
         chunk, tokens = self._hash.chunk, len(prompt)
-        ids = prompt if output is None or not len(output) else np.concatenate((prompt, output[:-1]))
-        keys = self._hash(ids, namespace)
+        keys = self._hash(prompt, namespace)
         limit = max(tokens - 1, 0) // chunk  # chunks that can be found
         self.calls += 1
         self.prompt_tokens += tokens
-        self.largest = max(self.largest, tokens + (0 if output is None else len(output)))
+        self.largest = max(self.largest, tokens)
         self._looked_up += limit * chunk
         picked = np.flatnonzero(keys <= np.uint64(self._limit))
         wanted = keys[picked]
-        get = self._used.get
-        before = np.array([get(key, -1) for key in wanted.tolist()], dtype=np.int64)
+        before = self._before(wanted)
         self._measure(before[: int(np.searchsorted(picked, limit))])
+        begun = self._clock
         self._use(wanted, before)
+        self._running[key] = _Running(namespace, wanted, begun, self._clock)
+
+    def finish(self, key: object, whole: Ids | None = None) -> None:
+        """The call ends, with prompt and output; its last output token has no KV (as in SGLang).
+
+        Without `whole` its output is not known: it is first met, and not found, in the prompt that continues it.
+        """
+        running = self._running.pop(key)
+        keys = running.keys
+        if whole is not None:
+            self.largest = max(self.largest, len(whole))
+            keys = self._hash(whole[:-1], running.namespace)
+        keys = keys[keys <= np.uint64(self._limit)]
+        self._use(keys, self._before(keys))
+
+    def is_running(self, key: object) -> bool:
+        """Whether the call began and is not over."""
+        return key in self._running
+
+    def _before(self, keys: Keys) -> Ids:
+        """When the chunks were last used; -1: never, or forgotten."""
+        get = self._used.get
+        return np.array([get(key, -1) for key in keys.tolist()], dtype=np.int64)
 
     def _measure(self, before: Ids) -> None:
         """Distances of the sampled chunks that were looked up, by the time of their last use (-1: none)."""
@@ -275,19 +305,36 @@ class SampledCurve:
         known = before[before >= 0]
         if not len(known):
             return
-        above = len(self._times) - np.searchsorted(self._times, known, side="right")
+        above = self._above(known)
         # k sampled chunks above: it stands for 1 / R of them, between k / R and (k + 1) / R
         np.add.at(self._hits, _buckets((above + 0.5) / rate), chunk / rate)
         self._needs[_buckets((above[-1:] + 0.5) / rate)] += 1
 
+    def _above(self, times: Ids) -> Ids:
+        """Sampled chunks above those with these last uses: running calls lie on top (see working_set.py)."""
+        find, stack = np.searchsorted, self._times
+        after = len(stack) - find(stack, times, side="right")
+        if not self._running:
+            return after
+        begun = np.array([call.begun for call in self._running.values()], dtype=np.int64)  # in the order of starts
+        ends = np.array([call.ended for call in self._running.values()], dtype=np.int64)
+        low, high = find(stack, begun), find(stack, ends)
+        below = np.concatenate(([0], np.cumsum(high - low)))  # chunks of running calls, before each of them
+        at = find(begun, times, side="right")
+        mine = at - 1
+        running = (mine >= 0) & (times < ends[mine])
+        on_top = high[mine] - find(stack, times, side="right") + below[-1] - below[at]
+        return np.where(running, on_top, after + below[at])
+
     def _use(self, keys: Keys, before: Ids) -> None:
         """Put the chunks on top of the stack, the first of the prompt last."""
         known = before[before >= 0]
+        if len(set(keys.tolist())) < len(keys):  # two chunks of one prompt with one key: keep the first
+            keys = keys[np.sort(np.unique(keys, return_index=True)[1])]
+            known = np.unique(known)
         if len(known):
             at = np.searchsorted(self._times, known)
             self._keys, self._times = np.delete(self._keys, at), np.delete(self._times, at)
-        if len(set(keys.tolist())) < len(keys):  # two chunks of one prompt with one key: keep the first
-            keys = keys[np.sort(np.unique(keys, return_index=True)[1])]
         times = np.arange(self._clock, self._clock + len(keys), dtype=np.int64)
         self._clock += len(keys)
         keys = keys[::-1]

@@ -10,6 +10,12 @@ A call's path through the tree meets calls in order, latest first, so its distan
 is a prefix at every C. Runs of tokens that the same call used last are one piece: its distances are d, d + 1, ..., and
 the found tokens are a piecewise linear function of C. No sampling, O(pieces x log calls) per call.
 
+What a running request uses is locked: it is there whatever is used meanwhile, and what is not locked has to make room
+for it, also where it was used later than the request began. So running requests lie on top of the stack, in the order
+in which they began, and a request's tokens are as old as its end (`start` and `finish`; `call` is both at once).
+Without this, `coding_agents` with 16 sessions at a time is predicted to compute 20 to 35 % too little below two largest
+calls; with it, and calls in the order of that pool, 0.3 % of what the simulated engine computes, at every size.
+
 Working set as published (EfficientAgent, section 4): (A - 1) * mean prompt, A live sessions, in tokens.
 """
 
@@ -44,19 +50,33 @@ class ReuseCurve(Silent, Curve):
         self.needs: list[int] = []  # tokens that a cache must hold so that a call finds all that it could; 0: nothing
         self._last: dict[int, int] = {}  # use that was the last of a node, by node
         self._held = _Sums()  # tokens that a use was the last of, by use
+        self._running: dict[object, int] = {}  # use with which a call began that is not over, by the call's key
         self._tree = SimTree(self, page_size)
         self._sorted: tuple[NDArray[np.int64], ...] | None = None  # first distances and last ones, when last asked
         self._sums: tuple[NDArray[np.int64], ...] = ()  # of those before each
 
     def call(self, prompt: Spans, prompt_tokens: int, output: Spans, output_tokens: int) -> None:
-        """The next call. Its last prompt token is never found, its last output token has no KV (as in SGLang)."""
+        """The next call, over before another begins."""
+        self.start(None, prompt, prompt_tokens)
+        self.finish(None, prompt + output, prompt_tokens + output_tokens)
+
+    def start(self, key: object, prompt: Spans, prompt_tokens: int) -> None:
+        """The next call begins; its last prompt token is never found (as in SGLang)."""
         self.calls += 1
         self.prompt_tokens += prompt_tokens
         self._measure(self._tree.match(prompt, prompt_tokens - 1).node)
-        end = self._tree.insert(prompt + output, prompt_tokens + output_tokens - 1).node
+        self._running[key] = self._touch(prompt, prompt_tokens)
+
+    def finish(self, key: object, whole: Spans, tokens: int) -> None:
+        """The call ends, with prompt and output; its last output token has no KV (as in SGLang)."""
+        del self._running[key]
+        self._touch(whole, tokens - 1)
+
+    def _touch(self, spans: Spans, tokens: int) -> int:
         use = self._held.append()
-        for node in _path(end):
+        for node in _path(self._tree.insert(spans, tokens).node):
             self._use(node, use)
+        return use
 
     def split(self, prefix: int, suffix: int, at: int, prefix_stamp: float, suffix_stamp: float) -> None:
         """From the tree: a node was cut in two. Both parts are as old as it was."""
@@ -97,10 +117,15 @@ class ReuseCurve(Silent, Curve):
     def _measure(self, node: SimNode) -> None:
         """The pieces of a path that was found."""
         caller, inside, above = -1, 0, 0
+        running = set(self._running.values())
         for step in _path(node):
             last = self._last[step.id]
             if last != caller:
-                caller, inside, above = last, 0, self._held.after(last)
+                caller, inside = last, 0
+                if last in running:
+                    above = sum(self._held[use] for use in running if use > last)
+                else:
+                    above = self._held.after(last) + sum(self._held[use] for use in running if use < last)
             self.pieces.append(Piece(above + inside, step.length))
             inside += step.length
         self.needs.append(above + inside)
@@ -111,7 +136,11 @@ class _Sums:
 
     def __init__(self) -> None:
         self._tree = [0]
+        self._values: list[int] = []
         self._total = 0
+
+    def __getitem__(self, index: int) -> int:
+        return self._values[index]
 
     def append(self) -> int:
         """One more, of 0; returns its index."""
@@ -121,10 +150,12 @@ class _Sums:
             value += self._tree[at - step]
             step <<= 1
         self._tree.append(value)
+        self._values.append(0)
         return at - 1
 
     def add(self, index: int, amount: int) -> None:
         self._total += amount
+        self._values[index] += amount
         at = index + 1
         while at < len(self._tree):
             self._tree[at] += amount

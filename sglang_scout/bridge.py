@@ -209,12 +209,13 @@ class Bridge:
         requests = self.runtime.requests
         while self.live and len(requests) >= MAX_REQUESTS:
             self.counters["overflowed"] += 1
-            self.observe(RequestFinished(next(iter(requests)), aborted=True))
+            oldest = next(iter(requests))
+            self._on_curve(OnlineCurve.finished, oldest)
+            self.observe(RequestFinished(oldest, aborted=True))
         self.counters["requests"] += 1
         self.counters["tagged"] += event.tag is not None
         if self.log is not None:
             self.log.append((event.rid,))
-        self._on_curve(OnlineCurve.arrived, event)
         self.observe(event)
 
     def _on_curve(self, do: Callable[..., Any], *args: Any) -> Any:
@@ -230,6 +231,8 @@ class Bridge:
     def matched(self, rid: str, path: Sequence[int], tokens: int) -> None:
         """A request's prompt was looked up; only the first time is passed on."""
         if self.live and self.is_unmatched(rid):
+            request = self.runtime.requests[rid]
+            self._on_curve(OnlineCurve.started, rid, request.prompt, request.namespace)
             self.observe(PrefixMatched(rid, path, tokens))
 
     def finished(self, rid: str, output_tokens: int, aborted: bool, stopped: bool) -> None:
@@ -238,6 +241,7 @@ class Bridge:
             self.counters["aborted" if aborted else "finished"] += 1
             if self.log is not None:
                 self.log.append((rid, output_tokens))
+            self._on_curve(OnlineCurve.finished, rid)
             self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
 
     def tick(self, step: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from radix_policy.config import key
-from radix_policy.events import RequestArrived
+from radix_policy.events import Prompt
 from radix_policy.prompts import TokenPrompt
 from radix_policy.sampled_curve import SampledCurve
 
@@ -35,7 +35,7 @@ class CurveConfig:
 
 
 class OnlineCurve:
-    """Fed with every request as it arrives; its output is met in the prompt that continues it."""
+    """Told which requests run. What a request writes is met, and not found, in the prompt that continues it."""
 
     def __init__(self, config: CurveConfig, page_size: int) -> None:
         chunk = -(-max(config.curve_chunk, page_size) // page_size) * page_size  # a cache finds whole pages
@@ -45,14 +45,18 @@ class OnlineCurve:
         """The cache was flushed: begin anew."""
         self._curve.clear()
 
-    def arrived(self, event: RequestArrived) -> None:
-        """One more request; its tokens are only read."""
-        prompt = event.prompt
+    def started(self, rid: str, prompt: Prompt, namespace: str) -> None:
+        """A request was looked up to run; its tokens are only read."""
         if isinstance(prompt, TokenPrompt):
             tokens = prompt.tokens
             whole = isinstance(tokens, array) and tokens.typecode == "q"
             ids = np.frombuffer(tokens, dtype=np.int64) if whole else np.array(tokens, dtype=np.int64)  # type: ignore[call-overload]
-            self._curve.call(ids, namespace=event.namespace)
+            self._curve.start(rid, ids, namespace)
+
+    def finished(self, rid: str) -> None:
+        """A request left the engine, whether it ever ran or not."""
+        if self._curve.is_running(rid):
+            self._curve.finish(rid)
 
     def snapshot(self) -> dict[str, Any]:
         """`SampledCounts.to_json`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from radix_policy.curves import Curve
-from radix_policy.sampled_curve import SampledCounts, SampledCurve
+from radix_policy.sampled_curve import SampledCounts, SampledCurve, ids_of
 from radix_policy.simulator import Study
 from radix_policy.working_set import ReuseCurve, Stability, stability
 from radix_policy.workloads import Workload, WorkloadError, read_trace
@@ -127,25 +127,37 @@ def plan(
 ) -> tuple[dict[str, Any], Curve]:
     """Curve, working sets, stability of prompts, and one line of advice for a trace; `samples`: None is exact."""
     calls = [call for session in workload.sessions for call in session.calls]
-    everything = sum(call.prompt_tokens + call.output_tokens for call in calls)
+    everything = sum(call.prompt_tokens + call.output_tokens for call in calls) + page_size + 1
     concurrency = deployment.concurrency or CONCURRENCY
-    order = Study(workload).order(everything + 1, concurrency).calls  # nothing is evicted: only who comes when
+    # Who begins and ends when: in the device's pool, where calls wait for room, or one that never is too small.
+    outcome = Study(workload, page_size=page_size).order(deployment.device_tokens or everything, concurrency)
+    if not outcome.requests:
+        raise PlanError(f"--device-tokens {deployment.device_tokens}: no call of the trace fits")
+    events = [(event // 2, event % 2 == 1) for event in outcome.log[::2]]
     curve: Curve
     sample = None
     if samples is None:
         curve = exact = ReuseCurve(page_size)
-        for number in order:
+        for number, ends in events:
             call = calls[number]
-            exact.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
+            if ends:
+                exact.finish(number, call.prompt + call.output, call.prompt_tokens + call.output_tokens)
+            else:
+                exact.start(number, call.prompt, call.prompt_tokens)
     else:
         sampled = SampledCurve(-(-CHUNK // page_size) * page_size, samples)
-        for number in order:
-            sampled.call_spans(calls[number].prompt, calls[number].output)
+        for number, ends in events:
+            call = calls[number]
+            if ends:
+                sampled.finish(number, ids_of(call.prompt + call.output))
+            else:
+                sampled.start(number, ids_of(call.prompt))
         curve = counts = sampled.counts()
         sample = _sample(counts)
     source = {
         "method": "exact" if samples is None else "sampled",
         "sessions": len(workload.sessions),
+        "calls_too_large": outcome.unserved,
         "sample": sample,
         "stability": _stability([stability(session) for session in workload.sessions]),
     }

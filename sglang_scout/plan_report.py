@@ -160,10 +160,8 @@ def lines(report: Mapping[str, Any]) -> list[str]:
                 else ""
             )
         )
-    if report["device_tokens"] is not None and report["device_tokens"] < report["largest_call"]:
-        out.append(
-            "the largest call does not fit the device: SGLang refuses it, and small sizes are found too well here"
-        )
+    if report.get("calls_too_large"):
+        out.append(f"{report['calls_too_large']:,} calls do not fit the device, where SGLang refuses them: left out")
     out += ["", *_curve_lines(report)]
     if report["host"]:
         out += ["", *_host_lines(report)]

@@ -22,7 +22,7 @@ from radix_policy.workloads.base import SessionScript
 from sglang_scout import cli, config, plan, plan_report
 from sglang_scout.bridge import Bridge
 from sglang_scout.curve import CurveConfig, OnlineCurve
-from sglang_scout.plan_report import Deployment
+from sglang_scout.plan_report import Deployment, PlanError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -146,9 +146,12 @@ def test_whole_pages_are_found(recorded: Path, capsys: Capture) -> None:
 
 def test_a_call_that_the_device_cannot_hold_is_named(recorded: Path) -> None:
     workload = read_trace(recorded, seed=0)
-    for device, said in ((workload.largest - 1, True), (workload.largest, False)):
+    for device, named in ((workload.largest, 6), (workload.largest + 2, 0)):  # SGLang wants a page and a token more
         report, _ = plan.plan(workload, Deployment(6, device_tokens=device))
-        assert any("does not fit" in line for line in plan_report.lines(report)) == said
+        assert report["calls_too_large"] == named and report["calls"] == 48 - named
+        assert any("do not fit" in line for line in plan_report.lines(report)) == bool(named)
+    with pytest.raises(PlanError, match="no call of the trace fits"):
+        plan.plan(workload, Deployment(6, device_tokens=50))
 
 
 def test_obr_and_what_it_advises(recorded: Path, capsys: Capture) -> None:
@@ -278,6 +281,7 @@ def bridge(curve: OnlineCurve | None) -> Bridge:
 
 def arrive(to: Bridge, number: int, tokens: list[int], namespace: str = "") -> None:
     to.arrived(RequestArrived(f"r{number}", TokenPrompt(array("q", tokens)), namespace, None, 0))
+    to.matched(f"r{number}", (), 0)
     to.finished(f"r{number}", 1, False, True)
 
 
@@ -415,10 +419,31 @@ def test_a_flush_begins_the_curve_anew() -> None:
     assert (counts.calls, counts.reachable) == (1, 0)
 
 
+def test_a_request_that_never_ran_is_not_counted() -> None:
+    watched = bridge(online(curve_chunk=1))
+    for number in range(3):
+        watched.arrived(RequestArrived(f"r{number}", TokenPrompt([1, 2, 3, 4]), "", None, 0))
+    watched.matched("r1", (), 0)
+    watched.matched("r1", (), 0)  # again, after a retraction
+    for number in (0, 2, 1, 1):
+        watched.finished(f"r{number}", 0, True, False)
+    assert SampledCounts.from_json(watched.snapshot()["curve"]).calls == 1 and watched.faults == {}
+
+
+def test_a_flush_under_running_requests_is_no_fault() -> None:
+    watched = bridge(online(curve_chunk=1))
+    watched.arrived(RequestArrived("r", TokenPrompt([1, 2, 3, 4]), "", None, 0))
+    watched.matched("r", (), 0)
+    watched.reset(1)
+    watched.finished("r", 1, False, True)
+    assert watched.faults == {} and watched.curve is not None
+
+
 def test_namespaces_and_plain_lists_of_tokens() -> None:
     watched = bridge(online(curve_chunk=1))
     for number, namespace in enumerate(["a", "b", "a"]):
         watched.arrived(RequestArrived(f"r{number}", TokenPrompt([1, 2, 3, 4]), namespace, None, 0))
+        watched.matched(f"r{number}", (), 0)
     assert SampledCounts.from_json(watched.snapshot()["curve"]).reachable == 3
 
 

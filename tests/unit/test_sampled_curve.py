@@ -39,7 +39,7 @@ def exact(calls: Sequence[Call], page_size: int) -> ReuseCurve:
 
 def sampled(calls: Sequence[Call], curve: SampledCurve, namespace: str = "") -> SampledCounts:
     for call in calls:
-        curve.call_spans(call.prompt, call.output, namespace)
+        curve.call(ids_of(call.prompt), ids_of(call.output), namespace)
     return curve.counts()
 
 
@@ -58,6 +58,30 @@ def test_with_room_for_every_chunk_it_is_the_exact_curve_of_pages(calls: list[tu
     assert (counts.reachable, counts.tokens) == (twin.reachable, twin.tokens)
     assert [counts.need(share) for share in (0.0, 0.5, 1.0)] == [twin.need(share) for share in (0.0, 0.5, 1.0)]
     assert counts.enough(0.1) == twin.enough(0.1)
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=12), st.lists(st.integers(0, 30), max_size=30), st.integers(1, 3))
+def test_it_is_the_exact_curve_of_calls_that_run_together(
+    calls: list[tuple[Tokens, Tokens]], choices: list[int], b: int
+) -> None:
+    """Calls begin in order and end in any."""
+    curve, twin = SampledCurve(b, 10_000), ReuseCurve(b)
+    running: list[int] = []
+    waiting = [*range(len(calls))]
+    for choice in [*choices, *range(2 * len(calls))]:
+        if waiting and (choice % 2 or not running):
+            number = waiting.pop(0)
+            running.append(number)
+            curve.start(number, ids(*calls[number][0]))
+            twin.start(number, spans_of(calls[number][0]), len(calls[number][0]))
+        elif running:
+            number = running.pop(choice // 2 % len(running))
+            whole = calls[number][0] + calls[number][1]
+            curve.finish(number, ids(*whole))
+            twin.finish(number, spans_of(whole), len(whole))
+    counts = curve.counts()
+    assert counts.found(range(80)) == twin.found(range(80)) and counts.tokens == twin.tokens
+    assert [counts.need(share) for share in (0.0, 0.5, 1.0)] == [twin.need(share) for share in (0.0, 0.5, 1.0)]
 
 
 def test_long_distances_are_kept_to_one_in_64() -> None:

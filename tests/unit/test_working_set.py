@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from radix_policy.prompts import Spans
 from radix_policy.simulator import Study, spans_of
 from radix_policy.working_set import ReuseCurve, published_working_set, stability
-from radix_policy.workloads import make
+from radix_policy.workloads import Workload, make
 from radix_policy.workloads.base import SessionScript, make_call
 
 Tokens = tuple[int, ...]
@@ -51,20 +51,44 @@ def test_the_curve_is_what_an_lru_cache_of_any_size_finds(calls: list[tuple[Toke
     assert curve.need(0.0) == min(useful, default=0) and curve.need(1.0) == max(useful, default=0)
 
 
-@pytest.mark.parametrize("name", ["selector", "pipeline"])
-@pytest.mark.parametrize(("concurrency", "factor"), [(1, 1.3), (1, 2), (1, 8), (4, 4), (4, 8), (16, 16), (16, 24)])
-def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, concurrency: int, factor: float) -> None:
-    """Less exact where the curve is steep and sessions are few: SGLang keeps dead ends a little longer."""
-    workload = make(name, seed=5, concurrency=concurrency, sessions=40)
+def started_and_finished(workload: Workload, capacity: int, concurrency: int) -> ReuseCurve:
+    """The curve of the calls as they begin and end in a pool of that size."""
     curve, calls = ReuseCurve(), [call for session in workload.sessions for call in session.calls]
-    study = Study(workload)
-    for number in study.order(10**9, concurrency).calls:
+    for event in Study(workload).order(capacity, concurrency).log[::2]:
+        number, ends = event // 2, event % 2
         call = calls[number]
-        curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
+        if ends:
+            curve.finish(number, call.prompt + call.output, call.prompt_tokens + call.output_tokens)
+        else:
+            curve.start(number, call.prompt, call.prompt_tokens)
+    return curve
+
+
+@pytest.mark.parametrize("name", ["selector", "pipeline"])
+@pytest.mark.parametrize(
+    ("concurrency", "factor"),
+    [(1, 1.3), (1, 2), (1, 8), (4, 1.5), (4, 4), (4, 8), (16, 2), (16, 6), (16, 16), (16, 24)],
+)
+def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, concurrency: int, factor: float) -> None:
+    workload = make(name, seed=5, concurrency=concurrency, sessions=40)
     capacity = int(factor * workload.largest)
-    outcome = study.run("lru+trim", capacity, concurrency)
+    curve = started_and_finished(workload, capacity, concurrency)
+    outcome = Study(workload).run("lru+trim", capacity, concurrency)
     computed = outcome.prompt_tokens - outcome.cached_tokens
     assert curve.prompt_tokens - curve.found([capacity])[0] == pytest.approx(computed, rel=0.05)
+
+
+def test_what_a_running_call_holds_is_there_and_nothing_else_can_be() -> None:
+    """A call that began long ago and still runs lies above one that began later and is over."""
+    curve = ReuseCurve()
+    curve.start("long", ((0, 100),), 100)
+    curve.start("short", ((1000, 50),), 50)
+    curve.finish("short", ((1000, 51),), 51)
+    curve.start("short again", ((1000, 51), (2000, 10)), 61)
+    assert [*map(tuple, curve.pieces)] == [(100, 50)], "the running call's 100 tokens lie above, though they are older"
+    curve.finish("long", ((0, 101),), 101)
+    curve.start("long again", ((0, 101), (3000, 10)), 111)
+    assert tuple(curve.pieces[-1]) == (61, 100), "only what still runs lies above a call that has just ended"
 
 
 def test_ten_prompts_in_turn_are_found_all_or_not_at_all() -> None:
