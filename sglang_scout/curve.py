@@ -16,8 +16,8 @@ from radix_policy.sampled_curve import SampledCurve
 class CurveConfig:
     """What `plan --url` is planned from."""
 
-    # On by default: once per request 0.1 ms for 2,000 tokens and 0.4 ms for 100,000, and 3 MB in all, on two cores
-    # (`python -m benchmarks.curve_cost`); prefill of as many tokens takes hundreds of times as long.
+    # On by default: once per request 0.15 ms for 2,000 tokens and 0.5 ms for 100,000, and 3 MB in all, on two shared
+    # cores (`python -m benchmarks.curve_cost`); prefill of as many tokens takes a hundred times as long and more.
     curve: bool = key(True, "keep a sampled stack-distance curve of the requests, for `sglang-scout plan --url`")
     curve_chunk: int = key(
         16, "tokens per chunk of a prompt that is sampled or not; at least a page", low=1, high=4096, unit="tokens"
