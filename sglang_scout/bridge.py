@@ -4,7 +4,8 @@ A fault in our code must not hurt the engine:
 - in what is observed of the tree: the mirror cannot be trusted any more, so the runtime is cut off, and eviction is
   plain LRU, until the tree is empty again (`reset`);
 - in what is observed of requests: the same, for good;
-- in a score: that one eviction call is plain LRU.
+- in a score: that one eviction call is plain LRU;
+- in the sampled curve, which nothing but `sglang-scout plan` reads: the curve ends.
 Each kind of fault is logged once with its traceback, and counted.
 """
 
@@ -20,6 +21,7 @@ from radix_policy.grouped_index import GroupedDrain, GroupedIndex
 from radix_policy.leaf_index import Drain
 from radix_policy.nodes import Node
 from radix_policy.runtime import Runtime
+from sglang_scout.curve import OnlineCurve
 from sglang_scout.host_index import HostIndex
 
 logger = logging.getLogger(__name__)
@@ -61,10 +63,13 @@ class Bridge:
     restored: Callable[[int], None]
     removed: Callable[[int], None]
 
-    def __init__(self, runtime: Runtime, admission: AdmissionConfig | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, admission: AdmissionConfig | None = None, curve: OnlineCurve | None = None
+    ) -> None:
         self.runtime = runtime
         self.admission = admission
         self.host: Host | None = None  # once the cache has a host tier
+        self.curve = curve  # None: off, or after a fault in it
         self.shortfall: Callable[[], int] | None = None  # tokens that the eviction in progress still has to free
         self.live = True  # False after a fault in what was observed
         self.mendable = True  # False after one that an empty tree does not undo
@@ -158,6 +163,7 @@ class Bridge:
             self.runtime.reset(root)
         except Exception:
             self.fail("reset", mendable=False)
+        self._on_curve(OnlineCurve.clear)
 
     def added(self, node: int, parent: int, length: int, stamp: float, on_host: bool = False) -> None:
         """A leaf was inserted below `parent`, by the request that `inserting` names; `on_host`: only into that tier."""
@@ -222,16 +228,30 @@ class Bridge:
         requests = self.runtime.requests
         while self.live and len(requests) >= MAX_REQUESTS:
             self.counters["overflowed"] += 1
-            self.observe(RequestFinished(next(iter(requests)), aborted=True))
+            oldest = next(iter(requests))
+            self._on_curve(OnlineCurve.finished, oldest)
+            self.observe(RequestFinished(oldest, aborted=True))
         self.counters["requests"] += 1
         self.counters["tagged"] += event.tag is not None
         if self.log is not None:
             self.log.append((event.rid,))
         self.observe(event)
 
+    def _on_curve(self, do: Callable[..., Any], *args: Any) -> Any:
+        if self.curve is None:
+            return None
+        try:
+            return do(self.curve, *args)
+        except Exception:
+            self.count_fault("curve")
+            self.curve = None
+            return None
+
     def matched(self, rid: str, path: Sequence[int], tokens: int) -> None:
         """A request's prompt was looked up; only the first time is passed on."""
         if self.live and self.is_unmatched(rid):
+            request = self.runtime.requests[rid]
+            self._on_curve(OnlineCurve.started, rid, request.prompt, request.namespace)
             self.observe(PrefixMatched(rid, path, tokens))
             if self.host is not None:
                 self.host.looked_up(rid, path, tokens)
@@ -242,6 +262,7 @@ class Bridge:
             self.counters["aborted" if aborted else "finished"] += 1
             if self.log is not None:
                 self.log.append((rid, output_tokens))
+            self._on_curve(OnlineCurve.finished, rid)
             self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
             if self.host is not None:
                 self.host.left(rid)
@@ -446,4 +467,5 @@ class Bridge:
         counts = {**self.counters, "in_flight": len(self.runtime.requests)}
         if self.host is not None:
             inside["host"] = self.host.snapshot()
-        return {**inside, "live": self.live, "counters": counts, "faults": dict(self.faults)}
+        curve = self._on_curve(OnlineCurve.snapshot)
+        return {**inside, "live": self.live, "counters": counts, "curve": curve, "faults": dict(self.faults)}

@@ -1,8 +1,8 @@
-"""`sglang-scout plan --trace FILE`: how much cache a recorded workload can use, and how much host memory that is.
+"""`sglang-scout plan --trace FILE | --url U`: how much cache a workload can use, and how much host memory that is.
 
-From the exact stack-distance curve of the calls (radix_policy/working_set.py), in the order in which `--concurrency`
-sessions at a time play them. A size is that of the tier that holds most: the device's pool, or the host tier, in which
-everything on the device has its copy, too (HiCache's write-through).
+From the stack-distance curve of the calls: exact (radix_policy/working_set.py), or sampled (sampled_curve.py) with
+`--sample N` and on a running server. A trace is played in the order in which `--concurrency` sessions at a time make
+their calls. What the numbers mean: plan_report.py.
 """
 
 import argparse
@@ -11,88 +11,165 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from radix_policy.curves import Curve
+from radix_policy.sampled_curve import SampledCounts, SampledCurve, ids_of
 from radix_policy.simulator import Study
-from radix_policy.working_set import ReuseCurve, Stability, published_working_set, stability
+from radix_policy.working_set import ReuseCurve, Stability, stability
 from radix_policy.workloads import Workload, WorkloadError, read_trace
+from sglang_scout import plan_hardware, plan_plot, plan_server
+from sglang_scout.plan_report import GIB, Deployment, PlanError, build, lines
 
-GAIN = 0.01  # of all prompt tokens: what is too little to buy memory for
-FACTORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # sizes shown, in largest calls
-GIB = 1 << 30
+__all__ = ["PlanError", "add_parser", "command", "plan", "run"]
+
+CONCURRENCY = 16  # sessions at a time, where a trace's is not given
+CHUNK = 16  # tokens, of a sampled trace
 _NAMED = 5  # sessions that break their own prefix
-
-
-class PlanError(ValueError):
-    """What was asked for cannot be planned; one line."""
 
 
 def add_parser(commands: Any) -> None:
     """Options of `sglang-scout plan`."""
-    parser = commands.add_parser("plan", help="from a recorded trace: how much cache pays, in tokens and GiB")
-    parser.add_argument("--trace", required=True, metavar="FILE", help="gzip JSON lines, as the benchmarks read them")
-    parser.add_argument("--concurrency", type=int, default=16, metavar="A", help="sessions at a time (default: 16)")
+    parser = commands.add_parser("plan", help="from a trace or a running server: how much cache pays, tokens and GiB")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", metavar="FILE", help="gzip JSON lines, as the benchmarks read them")
+    source.add_argument("--url", metavar="U", help="a running server with a policy of sglang-scout")
+    parser.add_argument("--api-key", metavar="KEY", help="of that server")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="A",
+        help=f"sessions at a time (default: {CONCURRENCY} for a trace, unknown for a server)",
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="a sampled curve, from at most N chunks of the trace")
+    parser.add_argument(
+        "--page-size", type=int, metavar="N", help="of the server that a trace is planned for (default: 1)"
+    )
+    parser.add_argument("--device-tokens", type=int, metavar="N", help="the server's pool (max_total_num_tokens)")
+    parser.add_argument("--host-tokens", metavar="N,N", help="host tiers to predict, in tokens")
+    parser.add_argument("--host-gib", metavar="N,N", help="the same in GiB per rank")
     parser.add_argument(
         "--bytes-per-token",
         type=int,
         metavar="B",
-        help="KV bytes per token and rank: 2 x layers x KV heads per rank x head size x bytes per number",
+        help="KV bytes per token and rank: 2 x layers x KV heads per rank x head size x bytes per number "
+        "(default: the model's, or the server's)",
     )
-    parser.add_argument("--device-tokens", type=int, metavar="N", help="the server's pool (max_total_num_tokens)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (needs matplotlib)")
+    plan_hardware.add_options(parser)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The plan, JSON-ready; PlanError in one line."""
-    for name, least in (("concurrency", 1), ("bytes_per_token", 1), ("device_tokens", 1)):
+def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
+    """The plan, JSON-ready, and the curve; PlanError in one line."""
+    for name in ("concurrency", "bytes_per_token", "device_tokens", "sample", "page_size"):
         value = getattr(args, name)
-        if value is not None and value < least:
-            raise PlanError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
-    if not Path(args.trace).is_file():
-        raise PlanError(f"--trace {args.trace}: no such file")
+        if value is not None and value < 1:
+            raise PlanError(f"{plan_hardware.flag(name)} must be at least 1, not {value}")
+    plan_hardware.check(args)
+    model = plan_hardware.model_of(args)
+    hosts = (_sizes("--host-tokens", args.host_tokens, whole=True), _sizes("--host-gib", args.host_gib))
+    if args.trace is not None and args.device_tokens is None and any(hosts):
+        raise PlanError("--host-tokens and --host-gib need --device-tokens: what the device holds is not restored")
+    running = None
+    if args.url is not None:
+        if args.sample is not None:
+            raise PlanError("--sample is for --trace; a server's sample is set by its key curve_samples")
+        if args.page_size is not None:
+            raise PlanError("--page-size is for --trace; a server knows its own")
+        running = plan_server.ask(args.url, args.api_key)
+    ranks = args.tp or (running.ranks if running is not None else 1)
+    size: float | None = args.bytes_per_token
+    if size is None:
+        size = model.kv_bytes(ranks) if model is not None else running.bytes_per_token if running is not None else None
+    deployment = Deployment(
+        concurrency=args.concurrency if running is not None else args.concurrency or CONCURRENCY,
+        device_tokens=args.device_tokens or (running.device_tokens if running is not None else None),
+        bytes_per_token=size,
+        host_tokens=_host_tokens(*hosts, size) or ((running.host_tokens,) if running and running.host_tokens else ()),
+        cost=plan_hardware.cost_of(args, model, ranks, size),
+    )
+    if running is not None:
+        source = {"method": "server", "url": args.url, "sample": _sample(running.curve), "stability": None}
+        return build(running.curve, deployment, source, running.curve.largest), running.curve
+    return plan(_read(args.trace), deployment, page_size=args.page_size or 1, samples=args.sample)
+
+
+def _read(trace: str) -> Workload:
+    if not Path(trace).is_file():
+        raise PlanError(f"--trace {trace}: no such file")
     try:
-        workload = read_trace(args.trace, seed=0)
+        return read_trace(trace, seed=0)
     except (WorkloadError, OSError, OverflowError, RecursionError, UnicodeError) as error:
         raise PlanError(f"--trace: {' '.join(str(error).split())}") from None
-    return plan(workload, args.concurrency, args.bytes_per_token, args.device_tokens)
+
+
+def _sizes(flag: str, text: str | None, whole: bool = False) -> tuple[float, ...]:
+    try:
+        sizes = tuple((int if whole else float)(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        sizes = (0,)
+    if not all(0 < size < float("inf") for size in sizes):
+        kind = "whole numbers" if whole else "finite numbers"
+        raise PlanError(f"{flag} must be {kind} above 0, with commas between them, not {text!r}")
+    return sizes
+
+
+def _host_tokens(tokens: Sequence[float], gib: Sequence[float], size: float | None) -> tuple[int, ...]:
+    if gib and size is None:
+        raise PlanError("--host-gib needs --bytes-per-token, or the model's shape")
+    sizes = {*map(int, tokens), *(int(n * GIB / size) for n in gib if size is not None)}
+    if 0 in sizes:
+        raise PlanError("--host-gib: smaller than one token")
+    return tuple(sorted(sizes))
 
 
 def plan(
-    workload: Workload, concurrency: int, bytes_per_token: int | None = None, device_tokens: int | None = None
-) -> dict[str, Any]:
-    """Curve, working sets, stability of prompts, and one line of advice."""
+    workload: Workload, deployment: Deployment, *, page_size: int = 1, samples: int | None = None
+) -> tuple[dict[str, Any], Curve]:
+    """Curve, working sets, stability of prompts, and one line of advice for a trace; `samples`: None is exact."""
     calls = [call for session in workload.sessions for call in session.calls]
-    everything = sum(call.prompt_tokens + call.output_tokens for call in calls)
-    order = Study(workload).order(everything + 1, concurrency).calls  # nothing is evicted: only who comes when
-    curve = ReuseCurve()
-    for number in order:
-        call = calls[number]
-        curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
-    sizes = [int(factor * workload.largest) for factor in FACTORS]
-    sizes = [size for size in sizes if size < curve.tokens] + [curve.tokens]
-    if device_tokens is not None:
-        sizes = sorted({*sizes, device_tokens})
-    needs = sorted(need for need in curve.needs if need)
-    kept = [stability(session) for session in workload.sessions]
-    enough = max(curve.enough(GAIN), workload.largest)
-    return {
-        "calls": curve.calls,
+    everything = sum(call.prompt_tokens + call.output_tokens for call in calls) + page_size + 1
+    concurrency = deployment.concurrency or CONCURRENCY
+    # Who begins and ends when: in the device's pool, where calls wait for room, or one that never is too small.
+    outcome = Study(workload, page_size=page_size).order(deployment.device_tokens or everything, concurrency)
+    if not outcome.requests:
+        raise PlanError(f"--device-tokens {deployment.device_tokens}: no call of the trace fits")
+    events = [(event // 2, event % 2 == 1) for event in outcome.log[::2]]
+    curve: Curve
+    sample = None
+    if samples is None:
+        curve = exact = ReuseCurve(page_size)
+        for number, ends in events:
+            call = calls[number]
+            if ends:
+                exact.finish(number, call.prompt + call.output, call.prompt_tokens + call.output_tokens)
+            else:
+                exact.start(number, call.prompt, call.prompt_tokens)
+    else:
+        sampled = SampledCurve(-(-CHUNK // page_size) * page_size, samples)
+        for number, ends in events:
+            call = calls[number]
+            if ends:
+                sampled.finish(number, ids_of(call.prompt + call.output))
+            else:
+                sampled.start(number, ids_of(call.prompt))
+        curve = counts = sampled.counts()
+        sample = _sample(counts)
+    source = {
+        "method": "exact" if samples is None else "sampled",
         "sessions": len(workload.sessions),
-        "prompt_tokens": curve.prompt_tokens,
-        "reachable_tokens": curve.reachable,
-        "largest_call": workload.largest,
-        "bytes_per_token": bytes_per_token,
-        "device_tokens": device_tokens,
-        "curve": [
-            {"tokens": size, "found_tokens": found, "computed_prefill_tokens": curve.prompt_tokens - found}
-            for size, found in zip(sizes, curve.found(sizes))
-        ],
-        "working_set": {
-            "published": round(published_working_set(concurrency, curve.prompt_tokens / max(curve.calls, 1))),
-            "measured_median": needs[len(needs) // 2] if needs else 0,
-            "measured_p90": needs[len(needs) * 9 // 10] if needs else 0,
-        },
-        "stability": _stability(kept),
-        "enough_tokens": enough,
-        "advice": _advice(enough, curve, bytes_per_token, device_tokens),
+        "calls_too_large": outcome.unserved,
+        "sample": sample,
+        "stability": _stability([stability(session) for session in workload.sessions]),
+    }
+    return build(curve, deployment, source, workload.largest), curve
+
+
+def _sample(counts: SampledCounts) -> dict[str, Any]:
+    return {
+        "chunk": counts.chunk,
+        "entries": counts.entries,
+        "rate": counts.rate,
+        "depth_tokens": counts.depth,
     }
 
 
@@ -111,56 +188,10 @@ def _stability(kept: Sequence[Stability]) -> dict[str, Any]:
     }
 
 
-def _advice(enough: int, curve: ReuseCurve, bytes_per_token: int | None, device_tokens: int | None) -> str:
-    if curve.reachable == 0:
-        return "no prompt continues another one: no cache of any size helps"
-    share = curve.found([enough])[0] / curve.prompt_tokens
-    text = f"memory pays up to {enough:,} tokens ({share:.1%} found; more memory finds less than {GAIN:.0%} more)"
-    if device_tokens is None:
-        return text + "; --device-tokens says whether that needs a host tier"
-    if enough <= device_tokens:
-        return text + ", which the device's pool holds: a host tier adds little"
-    text += ", a host tier of that size: --enable-hierarchical-cache"
-    if bytes_per_token is None:
-        return text + f" --hicache-ratio {enough / device_tokens:.2f}"
-    return text + f" --hicache-size {-(-enough * bytes_per_token // 10**9)} (GB per rank)"
-
-
-def lines(report: dict[str, Any]) -> list[str]:
-    """The plan as text."""
-    prompt, size = report["prompt_tokens"], report["bytes_per_token"]
-    out = [
-        f"{report['calls']:,} calls of {report['sessions']:,} sessions, {prompt:,} prompt tokens, the largest call "
-        f"{report['largest_call']:,}; an endless cache finds {report['reachable_tokens'] / max(prompt, 1):.1%}",
-        "",
-        f"{'cache, tokens':>16} {'GiB/rank':>9} {'found':>7} {'computed prefill':>17}",
-    ]
-    for point in report["curve"]:
-        mark = "  <- device" if point["tokens"] == report["device_tokens"] else ""
-        gib = f"{point['tokens'] * size / GIB:.1f}" if size else "-"
-        share = point["found_tokens"] / max(prompt, 1)
-        out.append(f"{point['tokens']:>16,} {gib:>9} {share:>7.1%} {point['computed_prefill_tokens']:>17,}{mark}")
-    sets, kept = report["working_set"], report["stability"]
-    out += [
-        "",
-        f"working set: {sets['published']:,} tokens as published, (A - 1) x mean prompt; measured from call to call "
-        f"{sets['measured_median']:,} (median), {sets['measured_p90']:,} (90 %)",
-    ]
-    if kept["kept"] is not None:
-        out.append(
-            f"prompts keep {kept['kept']:.1%} of themselves from the agent's last call, "
-            f"{kept['kept_with_output']:.1%} with its output; {kept['broken_calls']:,} of {kept['calls']:,} calls "
-            "rewrite what came before"
-        )
-    out += [
-        f"  {s['session']}: {s['broken_calls']} of {s['calls']} calls, {s['lost_tokens']:,} tokens lost"
-        for s in kept["sessions_that_break_their_prefix"]
-    ]
-    return [*out, "", report["advice"]]
-
-
 def command(args: argparse.Namespace) -> int:
     """Print the plan; exit status."""
-    report = run(args)
+    report, curve = run(args)
+    if args.plot is not None:
+        plan_plot.plot(report, curve, Path(args.plot))
     print(json.dumps(report, indent=2) if args.json else "\n".join(lines(report)))
     return 0

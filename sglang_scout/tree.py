@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 from radix_policy.admission import AdmissionConfig
 from sglang_scout import config, hicache, preflight, scheduler
 from sglang_scout.bridge import Bridge
+from sglang_scout.curve import CurveConfig, OnlineCurve
 from sglang_scout.mirrored import HOST_QUANTUM
 from sglang_scout.strategy import STRATEGIES, Refused, building
 
@@ -384,8 +385,13 @@ def make_core(params: Any, components: Any) -> Any:
             f"sglang-scout: policy {params.eviction_policy!r} is {getattr(known, '__module__', '')}."
             f"{getattr(known, '__qualname__', known)}, another plug-in's, not sglang-scout's; remove one of the two"
         )
-    name, keys = params.eviction_policy, params.eviction_policy_config
-    bridge = Bridge(config.make_runtime(name, keys, params.page_size), config.make_part(AdmissionConfig, name, keys))
+    given = (params.eviction_policy, params.eviction_policy_config)
+    wanted = config.make_part(CurveConfig, *given)
+    bridge = Bridge(
+        config.make_runtime(*given, params.page_size),
+        config.make_part(AdmissionConfig, *given),
+        OnlineCurve(wanted, params.page_size) if wanted.curve else None,
+    )
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":

@@ -9,6 +9,7 @@ from radix_policy.config import markdown
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import RuntimeConfig
+from sglang_scout.curve import CurveConfig
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -19,6 +20,7 @@ PARTS = {
     "both: identity": IdentityConfig,
     "both: runtime": RuntimeConfig,
     "both: host tier": AdmissionConfig,
+    "both: curve": CurveConfig,
 }
 
 

@@ -1,8 +1,4 @@
-"""The stack-distance curve against a cache that really evicts, and `sglang-scout plan`."""
-
-import gzip
-import json
-from pathlib import Path
+"""The stack-distance curve against a cache that really evicts."""
 
 import pytest
 from hypothesis import given
@@ -11,9 +7,8 @@ from hypothesis import strategies as st
 from radix_policy.prompts import Spans
 from radix_policy.simulator import Study, spans_of
 from radix_policy.working_set import ReuseCurve, published_working_set, stability
-from radix_policy.workloads import make
+from radix_policy.workloads import Workload, make
 from radix_policy.workloads.base import SessionScript, make_call
-from sglang_scout import cli, plan
 
 Tokens = tuple[int, ...]
 
@@ -52,22 +47,48 @@ def test_the_curve_is_what_an_lru_cache_of_any_size_finds(calls: list[tuple[Toke
     assert curve.found([10**6]) == [curve.reachable]
     assert curve.found([curve.tokens, 0]) == [curve.reachable, 0]
     assert len(curve.needs) == curve.calls == len(calls)
+    useful = [need for need in curve.needs if need]
+    assert curve.need(0.0) == min(useful, default=0) and curve.need(1.0) == max(useful, default=0)
+
+
+def started_and_finished(workload: Workload, capacity: int, concurrency: int) -> ReuseCurve:
+    """The curve of the calls as they begin and end in a pool of that size."""
+    curve, calls = ReuseCurve(), [call for session in workload.sessions for call in session.calls]
+    for event in Study(workload).order(capacity, concurrency).log[::2]:
+        number, ends = event // 2, event % 2
+        call = calls[number]
+        if ends:
+            curve.finish(number, call.prompt + call.output, call.prompt_tokens + call.output_tokens)
+        else:
+            curve.start(number, call.prompt, call.prompt_tokens)
+    return curve
 
 
 @pytest.mark.parametrize("name", ["selector", "pipeline"])
-@pytest.mark.parametrize(("concurrency", "factor"), [(1, 1.3), (1, 2), (1, 8), (4, 4), (4, 8), (16, 16), (16, 24)])
+@pytest.mark.parametrize(
+    ("concurrency", "factor"),
+    [(1, 1.3), (1, 2), (1, 8), (4, 1.5), (4, 4), (4, 8), (16, 2), (16, 6), (16, 16), (16, 24)],
+)
 def test_the_curve_predicts_what_the_simulated_engine_computes(name: str, concurrency: int, factor: float) -> None:
-    """Less exact where the curve is steep and sessions are few: SGLang keeps dead ends a little longer."""
     workload = make(name, seed=5, concurrency=concurrency, sessions=40)
-    curve, calls = ReuseCurve(), [call for session in workload.sessions for call in session.calls]
-    study = Study(workload)
-    for number in study.order(10**9, concurrency).calls:
-        call = calls[number]
-        curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
     capacity = int(factor * workload.largest)
-    outcome = study.run("lru+trim", capacity, concurrency)
+    curve = started_and_finished(workload, capacity, concurrency)
+    outcome = Study(workload).run("lru+trim", capacity, concurrency)
     computed = outcome.prompt_tokens - outcome.cached_tokens
     assert curve.prompt_tokens - curve.found([capacity])[0] == pytest.approx(computed, rel=0.05)
+
+
+def test_what_a_running_call_holds_is_there_and_nothing_else_can_be() -> None:
+    """A call that began long ago and still runs lies above one that began later and is over."""
+    curve = ReuseCurve()
+    curve.start("long", ((0, 100),), 100)
+    curve.start("short", ((1000, 50),), 50)
+    curve.finish("short", ((1000, 51),), 51)
+    curve.start("short again", ((1000, 51), (2000, 10)), 61)
+    assert [*map(tuple, curve.pieces)] == [(100, 50)], "the running call's 100 tokens lie above, though they are older"
+    curve.finish("long", ((0, 101),), 101)
+    curve.start("long again", ((0, 101), (3000, 10)), 111)
+    assert tuple(curve.pieces[-1]) == (61, 100), "only what still runs lies above a call that has just ended"
 
 
 def test_ten_prompts_in_turn_are_found_all_or_not_at_all() -> None:
@@ -98,77 +119,3 @@ def test_stability_counts_what_is_kept_and_what_is_rewritten() -> None:
     assert (kept.broken, kept.lost) == (1, 85)
     other = stability(script(((0, 100),), ((700, 50),), ((0, 100), (1, 9)), agents="aba"))
     assert (other.calls, other.broken, other.lost) == (1, 0, 0), "agent by agent"
-
-
-# ---- the command ----
-
-
-def trace(path: Path, sessions: int = 6, turns: int = 8) -> Path:
-    lines = []
-    for turn in range(turns):
-        for session in range(sessions):
-            blocks = [[0, 4], [1000 * (session + 1), turn + 1]]
-            lines.append(
-                {
-                    "trace": "t",
-                    "session": session,
-                    "step": turn,
-                    "agent": "a",
-                    "t": 10.0 * turn + session,
-                    "blocks_rle": blocks,
-                    "block_size": 16,
-                    "input_len": 16 * (turn + 5),
-                    "output_len": 4,
-                }
-            )
-    with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    return path
-
-
-def test_plan_prints_a_curve_and_one_line_of_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "--trace", str(trace(tmp_path / "t.jsonl.gz")), "--concurrency", "6", "--device-tokens", "400"]
-    assert cli.main([*words, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["calls"] == 48 and report["working_set"]["published"] == 5 * 136
-    points = report["curve"]
-    assert [p["tokens"] for p in points] == sorted(p["tokens"] for p in points) and 400 in [p["tokens"] for p in points]
-    assert points[-1]["found_tokens"] == report["reachable_tokens"] > points[0]["found_tokens"]
-    assert all(p["found_tokens"] + p["computed_prefill_tokens"] == report["prompt_tokens"] for p in points)
-    assert report["stability"]["kept"] > 0.8 and report["stability"]["sessions_that_break_their_prefix"] == []
-    assert "--hicache-ratio" in report["advice"]
-    assert cli.main([*words, "--bytes-per-token", "131072"]) == 0
-    printed = capsys.readouterr().out
-    assert "<- device" in printed and "--hicache-size" in printed.splitlines()[-1]
-
-
-def test_plan_says_when_a_host_tier_is_not_needed(tmp_path: Path) -> None:
-    workload = plan.read_trace(trace(tmp_path / "t.jsonl.gz"), seed=0)
-    assert "a host tier adds little" in plan.plan(workload, 6, device_tokens=10**6)["advice"]
-    alone = make("selector", seed=1, concurrency=1, sessions=1)
-    first = SessionScript("s", alone.sessions[0].calls[:1])
-    nothing = plan.plan(type(alone)("one", (first,)), 1)
-    assert nothing["advice"].startswith("no prompt continues another one") and nothing["stability"]["kept"] is None
-    assert plan.lines(nothing)[-1] == nothing["advice"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trace", "nowhere.gz"], "--trace nowhere.gz: no such file"),
-        (["--trace", "TRACE", "--concurrency", "0"], "--concurrency must be at least 1, not 0"),
-        (["--trace", "TRACE", "--bytes-per-token", "-5"], "--bytes-per-token must be at least 1, not -5"),
-        (["--trace", "TRACE", "--device-tokens", "0"], "--device-tokens must be at least 1, not 0"),
-        (["--trace", "BAD"], "line 1"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = trace(tmp_path / "t.jsonl.gz"), tmp_path / "bad.jsonl.gz"
-    with gzip.open(bad, "wt") as file:
-        file.write("{not json\n")
-    words = [{"TRACE": str(good), "BAD": str(bad)}.get(word, word) for word in words]
-    assert cli.main(["plan", *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
