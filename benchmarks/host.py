@@ -6,10 +6,11 @@ is one interleaving of many, and which one it is depends on every millisecond: d
 """
 
 import argparse
+import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,12 +21,15 @@ from benchmarks.simulate import MAX_CONCURRENCY, Source
 from radix_policy.admission import MODES, AdmissionConfig
 from radix_policy.config import ConfigError, build
 from radix_policy.eviction import POLICIES
+from radix_policy.hardware import OffloadCost
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.run import parse_spec
-from radix_policy.simulator.tiers import TieredLoop
-from radix_policy.working_set import published_working_set
+from radix_policy.simulator.tiers import Costs, TieredLoop
+from radix_policy.working_set import ReuseCurve, published_working_set
 from radix_policy.workloads import Workload, make
+from sglang_scout import plan_hardware
+from sglang_scout.plan_report import PlanError
 
 CORES = ("rust", "python")
 _COLUMNS = ("computed_prefill_tokens", "written_tokens", "restored_tokens", "declined_requests", "makespan_s")
@@ -39,6 +43,25 @@ class Settings(NamedTuple):
     page_size: int
     chunk: int
     identity: str
+    cost: OffloadCost | None  # None: the simulator's own prefill, and restores that cost nothing
+
+    def record(self) -> dict[str, Any]:
+        """For the result file."""
+        cost = None if self.cost is None else dataclasses.asdict(self.cost)
+        return {**self._asdict(), "cost": cost}
+
+
+class Hardware(Costs):
+    """A GPU with a host link (radix_policy/hardware.py) instead of the simulator's own prefill."""
+
+    def __init__(self, cost: OffloadCost) -> None:
+        self.cost = cost
+
+    def prefill_s(self, begin: int, end: int) -> float:
+        return self.cost.prefill_s(end) - self.cost.prefill_s(begin)
+
+    def restore_s(self, tokens: int) -> float:
+        return self.cost.restore_s(tokens)
 
 
 class Point(NamedTuple):
@@ -96,6 +119,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("--identity", choices=("tagged", "inferred"), default="tagged", help="what clients say")
     parser.add_argument("--page-size", type=int, default=1, metavar="P", help="tokens per page (default 1)")
     parser.add_argument("--chunk", type=int, default=CHUNK, metavar="T", help=f"tokens per prefill chunk ({CHUNK})")
+    plan_hardware.add_options(parser)
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument("--json", metavar="OUT", help="write the result file; a stopped run goes on from it")
 
@@ -109,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         args.json,
         seed=args.seed,
         identity=tuple(points[0].key()),
-        settings=settings._asdict() | traces.digests([args.trace] if args.trace else ()),
+        settings=settings.record() | traces.digests([args.trace] if args.trace else ()),
     )
     todo = [point for point in points if not results.has(point.key())]
     if len(todo) < len(points):
@@ -164,7 +188,7 @@ def plan(args: argparse.Namespace) -> tuple[Settings, list[Point]]:
     if args.trace is not None:
         traces.distinct([args.trace])
     source = Source(args.workload, args.trace, args.seed, args.sessions, None)
-    settings = Settings(args.device, args.core, args.page_size, args.chunk, args.identity)
+    settings = Settings(args.device, args.core, args.page_size, args.chunk, args.identity, _cost(args))
     points = [
         Point(source, policy, mode, size, slots, b, kappa, theta)
         for slots in numbers["--concurrency"]
@@ -197,14 +221,27 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
                     point.mode,
                     *([point.kappa, point.theta, point.admission_chunk] if _swept(points) else []),
                     *(_Thousands(figures[name]) for name in _COLUMNS[:3]),
-                    _Percent(figures["computed_prefill_tokens"] / max(plain["computed_prefill_tokens"], 1) - 1),
+                    _Change(figures["computed_prefill_tokens"] / max(plain["computed_prefill_tokens"], 1) - 1),
                     figures["declined_requests"],
+                    _Share(figures.get("declined_useless", math.nan)),
                     _Thousands(figures["makespan_s"]),
                 ]
             )
         first = by_key[_name(own[0].key())]
         swept = ["kappa", "theta", "b"] if _swept(points) else []
-        heads = ["size", "gamma_H", "mode", *swept, "computed", "written", "restored", "vs none", "declined", "seconds"]
+        heads = [
+            "size",
+            "gamma_H",
+            "mode",
+            *swept,
+            "computed",
+            "written",
+            "restored",
+            "vs none",
+            "declined",
+            "useless",
+            "seconds",
+        ]
         blocks.append(
             f"A={slots}, {policy}: working set {first['working_set_tokens']:,} tokens, device "
             f"{first['capacity_tokens']:,} (gamma_G {first['gamma_g']:.2f}), {first['prompt_tokens']:,} prompt tokens\n"
@@ -245,9 +282,14 @@ class _Thousands(float):
         return f"{self:,.0f}"
 
 
-class _Percent(float):
+class _Change(float):
     def __str__(self) -> str:
         return f"{100 * self:+.1f} %"
+
+
+class _Share(float):
+    def __str__(self) -> str:
+        return "" if math.isnan(self) else f"{100 * self:.0f} %"
 
 
 # ---- running ----
@@ -273,6 +315,7 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
         identity=settings.identity,
         forgets=settings.core == "rust",
         ordered=settings.core == "python",
+        costs=None if settings.cost is None else Hardware(settings.cost),
     )
     outcome = loop.run()
     engine = loop.engine
@@ -291,10 +334,48 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
         "restored_tokens": engine.tree.restored,
         "refused_tokens": engine.tree.refused,
         "declined_requests": engine.declined_requests,
+        **declined_reuse(workload, outcome.calls, engine.declines, host),
         "requests": outcome.requests,
         "unserved_requests": outcome.unserved,
         "makespan_s": round(outcome.seconds, 1),
     }
+
+
+def declined_reuse(
+    workload: Workload, order: Sequence[int], declines: Mapping[str, int], host_tokens: int
+) -> dict[str, Any]:
+    """How far away the next use of what was declined lies, against the tier (EfficientAgent, appendix D).
+
+    `declined_useless`: share of the declined tokens that are used again only when as many others as the tier holds have
+    been used, or never: those that Proposition 1 lets a tier decline for nothing. `declined_distance`: the median of
+    those that are used again, in tiers.
+    """
+    if not declines:
+        return {}
+    calls = [call for session in workload.sessions for call in session.calls]
+    curve = ReuseCurve()
+    found: list[tuple[int, int]] = []  # (distance, tokens)
+    total = 0
+    for number in order:
+        call, before = calls[number], len(curve.pieces)
+        curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
+        total += call.prompt_tokens - declines.get(f"r{number}", call.prompt_tokens)
+        at = 0
+        for (distance, tokens), use in zip(curve.pieces[before:], curve.users[before:]):
+            kept = declines.get(f"r{order[use // 2]}")  # a call is two uses
+            if kept is not None and at + tokens > kept:
+                skip = max(kept - at, 0)
+                found.append((distance + skip, tokens - skip))
+            at += tokens
+    again = sum(tokens for _, tokens in found)
+    late = sum(tokens for distance, tokens in found if distance >= host_tokens)
+    half, median = again / 2, None
+    for distance, tokens in sorted(found):
+        half -= tokens
+        if half <= 0:
+            median = round(distance / host_tokens, 3)
+            break
+    return {"declined_useless": round((total - again + late) / max(total, 1), 4), "declined_distance": median}
 
 
 def _admission(point: Point) -> AdmissionConfig:
@@ -305,6 +386,14 @@ def _admission(point: Point) -> AdmissionConfig:
         "admission_theta": point.theta,
     }
     return build(keys, AdmissionConfig)[0]
+
+
+def _cost(args: argparse.Namespace) -> OffloadCost | None:
+    try:
+        plan_hardware.check(args)
+        return plan_hardware.cost_of(args, plan_hardware.model_of(args), args.tp or 1, None)
+    except PlanError as error:
+        raise UsageError(str(error)) from None
 
 
 def _sizes(point: Point, settings: Settings) -> tuple[float, int, int]:

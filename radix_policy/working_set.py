@@ -47,6 +47,7 @@ class ReuseCurve(Silent, Curve):
         self.calls = 0
         self.prompt_tokens = 0
         self.pieces: list[Piece] = []
+        self.users: list[int] = []  # of each piece: which use was its last one; a call is two, its start and its end
         self.needs: list[int] = []  # tokens that a cache must hold so that a call finds all that it could; 0: nothing
         self._last: dict[int, int] = {}  # use that was the last of a node, by node
         self._held = _Sums()  # tokens that a use was the last of, by use
@@ -127,6 +128,7 @@ class ReuseCurve(Silent, Curve):
                 else:
                     above = self._held.after(last) + sum(self._held[use] for use in running if use < last)
             self.pieces.append(Piece(above + inside, step.length))
+            self.users.append(last)
             inside += step.length
         self.needs.append(above + inside)
 

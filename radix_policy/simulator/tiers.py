@@ -17,13 +17,13 @@ host-only node, and one that is loaded back is new to it, and the loading reques
 
 import heapq
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from radix_policy.admission import Admission, AdmissionConfig, Tier
 from radix_policy.events import PrefixMatched
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK, Engine, Run
-from radix_policy.simulator.loop import PREFILL, STEP, TOUCH_EVERY, TOUCH_MOST, Loop, prefill_seconds
+from radix_policy.simulator.loop import STEP, TOUCH_EVERY, TOUCH_MOST, Loop, prefill_seconds
 from radix_policy.simulator.tree import Cursor, SimNode, SimTree, advance, path_ids
 from radix_policy.tree_view import NodeId, TreeListener
 from radix_policy.workloads.base import Workload
@@ -348,7 +348,12 @@ class TieredEngine(Engine):
             self.tree.order = self._order
         self.admission = Admission(runtime.world, admission or AdmissionConfig(admission="none"), page_size)
         self.declined: set[str] = set()  # rids of running requests that may not write
-        self.declined_requests = 0
+        self.declines: dict[str, int] = {}  # every request that was declined, and h, its tokens with a host copy
+
+    @property
+    def declined_requests(self) -> int:
+        """Requests that were not allowed to write."""
+        return len(self.declines)
 
     def _order(self) -> Order:
         nodes, policy = self.runtime.world.nodes, self.runtime.policy
@@ -372,7 +377,7 @@ class TieredEngine(Engine):
             request = self.runtime.requests.get(run.rid)
             if not self.admission.admits(request, run.prompt, tree.host_prefix(best.node), self.tier()):
                 self.declined.add(run.rid)
-                self.declined_requests += 1
+                self.declines[run.rid] = tree.host_prefix(best.node)
         tree.lock(at.node)
         room = self.capacity - tree.protected - self.private - self.promised
         if run.prompt - at.tokens + run.output + self.page >= room:
@@ -436,14 +441,16 @@ class TieredEngine(Engine):
         self.evicted += before - tree.used
 
 
-class Costs(NamedTuple):
-    """What a token costs the engine, in seconds."""
+class Costs:
+    """Seconds that the engine takes; here those of the other simulations (`loop.prefill_seconds`), and no copy's."""
 
-    prefill: float = PREFILL  # at position 0; twice as much FAR tokens on
-    restore: float = 0.0  # copied from the host
+    def prefill_s(self, begin: int, end: int) -> float:
+        """To compute the prompt's tokens [begin, end)."""
+        return prefill_seconds(begin, end)
 
-
-FREE_RESTORE = Costs()
+    def restore_s(self, tokens: int) -> float:
+        """To copy so many tokens from the host."""
+        return 0.0
 
 
 class TieredLoop(Loop):
@@ -460,7 +467,7 @@ class TieredLoop(Loop):
         host_capacity: int,
         concurrency: int,
         admission: AdmissionConfig | None = None,
-        costs: Costs = FREE_RESTORE,
+        costs: Costs | None = None,
         page_size: int = 1,
         chunk: int = CHUNK,
         trims: bool | None = None,
@@ -484,7 +491,7 @@ class TieredLoop(Loop):
             identity=identity,
             service="serial",
         )
-        self.costs = costs
+        self.costs = costs if costs is not None else Costs()
         self.engine = TieredEngine(
             self.runtime,
             capacity,
@@ -515,7 +522,7 @@ class TieredLoop(Loop):
             outcome.calls.append(run.number)
             outcome.prompts.append(run.prompt)
             outcome.cached.append(run.cached)
-            work = costs.prefill / PREFILL * prefill_seconds(run.cached, run.prompt) + costs.restore * restored
+            work = costs.prefill_s(run.cached, run.prompt) + costs.restore_s(restored)
             self._prefilled = run.started = max(self.now, self._prefilled) + STEP + work
             outcome.ttft.append(run.started + STEP - since)
             self._push(run.started + STEP * run.output, slot, run)

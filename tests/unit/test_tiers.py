@@ -125,6 +125,16 @@ def test_an_endless_host_tier_finds_all_that_can_be_found() -> None:
     assert loop.engine.tree.restored > 0 and loop.engine.tree.host_evicted == 0
 
 
+class Slow(Costs):
+    """Each restored token takes its time."""
+
+    def __init__(self, restore: float) -> None:
+        self.restore = restore
+
+    def restore_s(self, tokens: int) -> float:
+        return self.restore * tokens
+
+
 def test_what_is_restored_takes_its_time() -> None:
     workload = make("swe", seed=3, sessions=4)
     spans = []
@@ -135,7 +145,7 @@ def test_what_is_restored_takes_its_time() -> None:
             capacity=int(1.2 * workload.largest),
             host_capacity=10**9,
             concurrency=4,
-            costs=Costs(restore=restore),
+            costs=Slow(restore),
         )
         spans.append(loop.run().seconds)
         assert loop.engine.tree.restored > 0
