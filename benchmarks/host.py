@@ -25,7 +25,7 @@ from radix_policy.hardware import OffloadCost
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.run import parse_spec
-from radix_policy.simulator.tiers import Costs, TieredLoop
+from radix_policy.simulator.tiers import HardwareCosts, TieredLoop
 from radix_policy.working_set import ReuseCurve, published_working_set
 from radix_policy.workloads import Workload, make
 from sglang_scout import plan_hardware
@@ -49,19 +49,6 @@ class Settings(NamedTuple):
         """For the result file."""
         cost = None if self.cost is None else dataclasses.asdict(self.cost)
         return {**self._asdict(), "cost": cost}
-
-
-class Hardware(Costs):
-    """A GPU with a host link (radix_policy/hardware.py) instead of the simulator's own prefill."""
-
-    def __init__(self, cost: OffloadCost) -> None:
-        self.cost = cost
-
-    def prefill_s(self, begin: int, end: int) -> float:
-        return self.cost.prefill_s(end) - self.cost.prefill_s(begin)
-
-    def restore_s(self, tokens: int) -> float:
-        return self.cost.restore_s(tokens)
 
 
 class Point(NamedTuple):
@@ -315,7 +302,7 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
         identity=settings.identity,
         forgets=settings.core == "rust",
         ordered=settings.core == "python",
-        costs=None if settings.cost is None else Hardware(settings.cost),
+        costs=None if settings.cost is None else HardwareCosts(settings.cost),
     )
     outcome = loop.run()
     engine = loop.engine
@@ -359,7 +346,8 @@ def declined_reuse(
     for number in order:
         call, before = calls[number], len(curve.pieces)
         curve.call(call.prompt, call.prompt_tokens, call.output, call.output_tokens)
-        total += call.prompt_tokens - declines.get(f"r{number}", call.prompt_tokens)
+        if f"r{number}" in declines:
+            total += call.prompt_tokens + call.output_tokens - 1 - declines[f"r{number}"]
         at = 0
         for (distance, tokens), use in zip(curve.pieces[before:], curve.users[before:]):
             kept = declines.get(f"r{order[use // 2]}")  # a call is two uses

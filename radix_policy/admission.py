@@ -35,7 +35,7 @@ WINDOW = 60.0  # seconds in which a session must have called to count in A; Effi
 PROMPTS = 256  # prompts whose mean is taken; EfficientAgent's default
 CHUNKS_PER_PROMPT = 32  # of a mean prompt, where b is not given: the paper's 33K tokens in chunks of 1,024
 EVICTING = 64  # requests for which the tier counts as evicting after it last did
-MARGIN = 0.9  # of the tier; W is an average, and half the returns are longer
+MARGIN = 0.8  # of the tier; W is an average: some returns are longer, and W still grows when a pool has just begun
 _WEIGHT = 1 / 16  # of the latest return in the measured working set
 
 

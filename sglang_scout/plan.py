@@ -2,11 +2,14 @@
 
 From the stack-distance curve of the calls: exact (radix_policy/working_set.py), or sampled (sampled_curve.py) with
 `--sample N` and on a running server. A trace is played in the order in which `--concurrency` sessions at a time make
-their calls. What the numbers mean: plan_report.py.
+their calls; host tiers are also played on the simulated engine (simulator/tiers.py), one closed loop for each size: who
+calls between two calls of a session depends on how long the others compute, so near the working set no curve of one
+order tells what another size computes. What the numbers mean: plan_report.py.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 from radix_policy.curves import Curve
 from radix_policy.sampled_curve import SampledCounts, SampledCurve, ids_of
 from radix_policy.simulator import Study
+from radix_policy.simulator.tiers import HardwareCosts, TieredLoop
 from radix_policy.working_set import ReuseCurve, Stability, stability
 from radix_policy.workloads import Workload, WorkloadError, read_trace
 from sglang_scout import plan_hardware, plan_plot, plan_server
@@ -53,6 +57,7 @@ def add_parser(commands: Any) -> None:
         help="KV bytes per token and rank: 2 x layers x KV heads per rank x head size x bytes per number "
         "(default: the model's, or the server's)",
     )
+    parser.add_argument("--no-play", action="store_true", help="host tiers by the curve alone: faster, less exact")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (needs matplotlib)")
     plan_hardware.add_options(parser)
@@ -65,6 +70,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
         if value is not None and value < 1:
             raise PlanError(f"{plan_hardware.flag(name)} must be at least 1, not {value}")
     plan_hardware.check(args)
+    if args.plot is not None:
+        plan_plot.check(Path(args.plot))
     model = plan_hardware.model_of(args)
     hosts = (_sizes("--host-tokens", args.host_tokens, whole=True), _sizes("--host-gib", args.host_gib))
     if args.trace is not None and args.device_tokens is None and any(hosts):
@@ -90,7 +97,11 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
     if running is not None:
         source = {"method": "server", "url": args.url, "sample": _sample(running.curve), "stability": None}
         return build(running.curve, deployment, source, running.curve.largest), running.curve
-    return plan(_read(args.trace), deployment, page_size=args.page_size or 1, samples=args.sample)
+    workload, pages = _read(args.trace), args.page_size or 1
+    report, curve = plan(workload, deployment, page_size=pages, samples=args.sample)
+    if args.sample is None and not args.no_play:
+        play(report["host"], workload, deployment, pages)
+    return report, curve
 
 
 def _read(trace: str) -> Workload:
@@ -162,6 +173,24 @@ def plan(
         "stability": _stability([stability(session) for session in workload.sessions]),
     }
     return build(curve, deployment, source, workload.largest), curve
+
+
+def play(rows: list[dict[str, Any]], workload: Workload, deployment: Deployment, page_size: int = 1) -> None:
+    """Add what a simulated engine with stock LRU and such a host tier computes and restores; a line each to stderr."""
+    for number, row in enumerate(rows, 1):
+        loop = TieredLoop(
+            workload,
+            "lru",
+            capacity=deployment.device_tokens or 0,
+            host_capacity=row["tokens"],
+            concurrency=deployment.concurrency or CONCURRENCY,
+            costs=None if deployment.cost is None else HardwareCosts(deployment.cost),
+            page_size=page_size,
+        )
+        outcome = loop.run()
+        row["played_computed_prefill_tokens"] = outcome.prompt_tokens - outcome.cached_tokens
+        row["played_restored_tokens"] = loop.engine.tree.restored
+        print(f"played {number} of {len(rows)} host tiers: {row['tokens']:,} tokens", file=sys.stderr, flush=True)
 
 
 def _sample(counts: SampledCounts) -> dict[str, Any]:

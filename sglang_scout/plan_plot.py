@@ -13,6 +13,19 @@ _POINTS = 200
 _TICKS = 8
 
 
+def check(path: Path) -> None:
+    """PlanError where no plot could be written there: before the work, not after it."""
+    if not path.parent.is_dir():
+        raise PlanError(f"--plot {path}: cannot be written (no such folder: {path.parent})")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise PlanError(f"--plot {path}: cannot be written (no such format; known: {', '.join(sorted(kinds))})")
+
+
 def plot(report: Mapping[str, Any], curve: Curve, path: Path) -> None:
     """Found share against size, device and host sizes marked; PNG (or what the name ends in). PlanError in one line."""
     try:

@@ -20,7 +20,7 @@ from radix_policy.working_set import published_working_set
 
 GAIN = 0.01  # of all prompt tokens: what is too little to buy memory for
 FACTORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # sizes shown, in largest calls
-HOST_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)  # host sizes shown where none are asked for, in device pools
+HOST_FACTORS = (1.5, 2, 3, 4, 6, 8, 12)  # host sizes shown where none are asked for, in device pools
 GIB = 1 << 30
 
 
@@ -189,9 +189,10 @@ def _curve_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _host_lines(report: Mapping[str, Any]) -> list[str]:
+    played = any("played_computed_prefill_tokens" in row for row in report["host"])
     out = [
         f"{'host, tokens':>16} {'GiB/rank':>9} {'found':>7} {'computed prefill':>17} {'restored':>15} "
-        f"{'gamma_H':>8} {'measured':>8}"
+        f"{'gamma_H':>8} {'measured':>8}" + (f" {'played: computed':>17} {'restored':>15}" if played else "")
     ]
     for row in report["host"]:
         gib = "-" if row["gib"] is None else f"{row['gib']:.1f}"
@@ -200,6 +201,7 @@ def _host_lines(report: Mapping[str, Any]) -> list[str]:
             f"{row['tokens']:>16,} {gib:>9} {_share(row['found_tokens'], report):>7} "
             f"{row['computed_prefill_tokens']:>17,} {row['restored_tokens']:>15,} "
             f"{gamma:>8} {row['gamma_h_measured']:>8.2f}"
+            + (f" {row['played_computed_prefill_tokens']:>17,} {row['played_restored_tokens']:>15,}" if played else "")
         )
     return out
 

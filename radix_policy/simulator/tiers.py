@@ -21,6 +21,7 @@ from typing import Any
 
 from radix_policy.admission import Admission, AdmissionConfig, Tier
 from radix_policy.events import PrefixMatched
+from radix_policy.hardware import OffloadCost
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK, Engine, Run
 from radix_policy.simulator.loop import STEP, TOUCH_EVERY, TOUCH_MOST, Loop, prefill_seconds
@@ -451,6 +452,21 @@ class Costs:
     def restore_s(self, tokens: int) -> float:
         """To copy so many tokens from the host."""
         return 0.0
+
+
+class HardwareCosts(Costs):
+    """A GPU with a host link instead of the simulator's own prefill."""
+
+    def __init__(self, cost: OffloadCost) -> None:
+        self.cost = cost
+
+    def prefill_s(self, begin: int, end: int) -> float:
+        """See Costs."""
+        return self.cost.prefill_s(end) - self.cost.prefill_s(begin)
+
+    def restore_s(self, tokens: int) -> float:
+        """See Costs."""
+        return self.cost.restore_s(tokens)
 
 
 class TieredLoop(Loop):
