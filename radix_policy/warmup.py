@@ -16,7 +16,7 @@ later requests nothing. The planner only says what to do; the engine's adapter d
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,7 +125,7 @@ def peek(runtime: Runtime, look: Look) -> list[Victim] | None:
         for node in seen:
             index.file(node)
         drain.end()
-    return found if tokens <= 0 else None
+    return found
 
 
 class Planner:
@@ -136,6 +136,7 @@ class Planner:
         self.runtime = runtime
         self.world = runtime.world
         self.anchors = Anchors(config.warmup_anchors, config.warmup_tokens)
+        self.slice = config.warmup_slice  # tokens; an engine that prefills less at once lowers it
         self.account = Accounting(config.warmup_share, config.warmup_window, config.warmup_probe)
         self.refused: dict[str, int] = {}  # why nothing was done, counted
         self._flight: tuple[Slice, float] | None = None  # the slice in the engine, and when it began
@@ -152,13 +153,13 @@ class Planner:
 
     # ---- what happened ----
 
-    def arrived(self, request: Request, space: object = None) -> None:
-        """A real request entered the queue; the runtime has taken it in."""
+    def arrived(self, request: Request, space: object = None, *, plain: bool = True) -> None:
+        """A real request entered the queue; the runtime has taken it in. `plain`: its tokens alone can be prefilled."""
         self._stir()
         self._tried.clear()
         self._active = None
         agent = request.agent
-        if agent > POOLED:
+        if plain and agent > POOLED:
             session = request.session.id if request.session is not None else UNKNOWN
             self.anchors.seen(request.namespace, agent, session, request.prompt, space)
 
@@ -241,7 +242,7 @@ class Planner:
 
     def _candidate(self, now: float, held: Callable[[Anchor], Held]) -> tuple[Anchor, Held, int] | str:
         """The anchor to work on, the tokens of it on the device and where the slice ends; or why there is none."""
-        page, size = self.world.page_size, self.config.warmup_slice
+        page, size = self.world.page_size, self.slice
         why = "unpredictable"
         for (namespace, agent), _ in self.forecast(now):
             anchor = self.anchors.get(namespace, agent)
@@ -264,14 +265,15 @@ class Planner:
         return why
 
     def _affordable(self, now: float, free: int, anchor: Anchor, there: Held, end: int) -> Slice | Look | None:
-        begin = there.tokens
-        need = end - begin + self.world.page_size
+        begin, page = there.tokens, self.world.page_size
+        need = end - begin + page
         if free < need and self.config.warmup_value:
-            short = need - free
-            if self._victims is None or self._victims[0] < short:
+            if self._victims is None or self._victims[0] < need:
                 return Look(need, there.node)
             victims, self._victims = self._victims[1], None
-            if victims is None or not self._is_cheap(victims, short, anchor):
+            room = free + self._cheap(victims or (), anchor) - page
+            end = min(end, begin + room - room % page)
+            if end - begin < LEAST:
                 self._refuse(now, "worth")
                 return None
         first = self._active != anchor.key
@@ -284,16 +286,14 @@ class Planner:
         self._flight = (slice_, now)
         return slice_
 
-    def _is_cheap(self, victims: list[Victim], short: int, anchor: Anchor) -> bool:
-        """Whether the anchor is worth more than each leaf that would go for `short` tokens."""
-        worth = self.worth(anchor.key[1])
+    def _cheap(self, victims: Sequence[Victim], anchor: Anchor) -> int:
+        """Tokens in the leaves that would go first and are worth less than the anchor."""
+        worth, tokens = self.worth(anchor.key[1]), 0
         for victim in victims:
-            if short <= 0:
-                break
             if victim.score >= worth or (not victim.owned and self.account.waiting):
-                return False  # the other may be a warmed anchor that its agent has not come for yet
-            short -= victim.tokens
-        return True
+                break  # the other may be a warmed anchor that its agent has not come for yet
+            tokens += victim.tokens
+        return tokens
 
     def worth(self, agent: int) -> float:
         """What a node of the agent's anchor is worth to the policy; 0 where that is not known."""

@@ -16,11 +16,12 @@ from radix_policy.config import ConfigError, build, rows
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import Runtime, RuntimeConfig
+from radix_policy.warmup import WarmupConfig
 
 T = TypeVar("T")
 
 NAMES = ("scout", "cachescout")
-PARTS: tuple[type, ...] = ()  # configuration of what the plug-in does beside eviction, under either policy
+PARTS: tuple[type, ...] = (WarmupConfig,)  # configuration of what the plug-in does beside eviction, under either policy
 FLAG = "--radix-eviction-policy"
 CONFIG_FLAG = "--radix-eviction-policy-config"
 DISABLE = "SGLANG_SCOUT_DISABLE"

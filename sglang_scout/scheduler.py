@@ -92,8 +92,8 @@ def _arrival(bridge: Bridge, req: Any) -> RequestArrived:
 
 
 def _is_own(bridge: Bridge, req: Any) -> bool:
-    """Whether SGLang itself sent the request: a health check, or the warm-up before the first real one."""
-    if req.rid.startswith(HEALTH_CHECK):
+    """Whether no client sent the request: a health check, a warmup of ours, or SGLang's before the first real one."""
+    if req.rid.startswith(HEALTH_CHECK) or req.rid in bridge.own:
         return True
     if bridge.counters["requests"] or req.sampling_params.max_new_tokens != WARMUP_TOKENS:
         return False
@@ -338,7 +338,7 @@ HOOKS = (
 )
 
 
-def install() -> list[str]:
+def install(hooks: Sequence[Hook] = HOOKS) -> list[str]:
     """Hook the scheduler now; returns the targets that did not take their hook. Calling it again changes nothing.
 
     A process that has not imported a target's module has no scheduler (a tree in a test, say): nothing to hook there.
@@ -348,7 +348,7 @@ def install() -> list[str]:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
     source = HookSource("scout", "sglang-scout")
-    wanted = [hook for hook in HOOKS if hook.module in sys.modules]
+    wanted = [hook for hook in hooks if hook.module in sys.modules]
     for hook in wanted:
         if is_applied(hook):
             continue

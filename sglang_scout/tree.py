@@ -10,6 +10,7 @@ name of the flag: see `unsupported` here and `preflight.unsupported_flags`.
 """
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import create_tree_co
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
-from sglang_scout import config, preflight, scheduler
+from radix_policy.warmup import WarmupConfig
+from sglang_scout import config, preflight, scheduler, warmup
 from sglang_scout.bridge import Bridge
 from sglang_scout.mirrored import HOST_QUANTUM
 from sglang_scout.strategy import STRATEGIES, Refused, building
@@ -384,6 +386,12 @@ def make_core(params: Any, components: Any) -> Any:
             f"{getattr(known, '__qualname__', known)}, another plug-in's, not sglang-scout's; remove one of the two"
         )
     bridge = Bridge(config.make_runtime(params.eviction_policy, params.eviction_policy_config, params.page_size))
+    wanted = config.make_part(WarmupConfig, params.eviction_policy, params.eviction_policy_config)
+    if wanted.warmup:
+        missing = warmup.problems() if preflight.SCHEDULER in sys.modules else []
+        if missing:
+            raise Refused(f"sglang-scout: no warmup on SGLang {preflight.version()}: {'; '.join(missing)}")
+        warmup.Warmup(wanted, bridge)
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":
@@ -399,7 +407,7 @@ def make_core(params: Any, components: Any) -> Any:
     else:
         core = ScoutTreeCore(params, components, bridge)
     logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
-    unhooked = scheduler.install()
+    unhooked = scheduler.install() + (scheduler.install(warmup.HOOKS) if wanted.warmup else [])
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")
     return core

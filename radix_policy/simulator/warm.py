@@ -58,7 +58,7 @@ class WarmLoop(Loop):
         service: str = "serial",
         **options: Any,
     ) -> None:
-        """`warmup`: keys of WarmupConfig; the rest as Loop. ValueError with `fixed` service, where nothing saves time."""
+        """`warmup`: keys of WarmupConfig; the rest as Loop. ValueError with `fixed` service: nothing saves time."""
         if service == "fixed":
             raise ValueError("warmup needs service cost or serial: with fixed service nothing saves time")
         super().__init__(workload, policy, service=service, **options)

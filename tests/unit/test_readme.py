@@ -8,6 +8,7 @@ from radix_policy.config import markdown
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import RuntimeConfig
+from radix_policy.warmup import WarmupConfig
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -17,6 +18,7 @@ PARTS = {
     "cachescout": POLICIES["cachescout"].Config,
     "both: identity": IdentityConfig,
     "both: runtime": RuntimeConfig,
+    "both: warmup": WarmupConfig,
 }
 
 
