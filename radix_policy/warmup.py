@@ -15,6 +15,7 @@ Warmed tokens belong to nobody until a real request runs over them, so they are 
 later requests nothing. The planner only says what to do; the engine's adapter does it, and says when it is idle.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ CANDIDATES = 4  # likeliest agents that are looked at
 VICTIMS = 256  # leaves that a look takes in at most
 _AGAIN = 0.1  # seconds until the next try when nothing happened meanwhile, doubled with every try
 _AGAIN_MOST = 1.6
-_LEARNED = 8  # transitions between two looks at R
+_LEARNED = 8  # transitions between two looks at R, fewer at first
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,35 @@ def peek(runtime: Runtime, look: Look) -> list[Victim] | None:
     if not isinstance(policy, ScoutPolicy) or not isinstance(index, GroupedIndex):
         return None
     policy.refresh()
-    drain = index.drain(lru=policy.config.guard and not policy.guard.in_control)
+    lru = policy.config.guard and not policy.guard.in_control
+    drain = index.drain(lru=lru)
     tokens = look.tokens
     seen: list[Node] = []
-    found = []
+    found: list[Victim] = []
+    gone: dict[NodeId, int] = {}  # children that would be lost, by parent
+    bared: list[tuple[float, float, NodeId, Node]] = []  # nodes that would be leaves by then: (score, stamp, id, node)
     try:
-        while tokens > 0 and len(seen) < VICTIMS and (node := drain.next()) is not None:
-            index.drop(node.id)
-            seen.append(node)
-            if node.id != look.keep:
-                tokens -= node.length
-                found.append(Victim(policy.score(node), node.length, node.agent != UNKNOWN or node.session != UNKNOWN))
+        while tokens > 0 and len(found) + len(seen) < VICTIMS:
+            node = drain.next()
+            worth = policy.score(node) if node is not None else 0.0
+            if bared and (node is None or bared[0][:3] < (0.0 if lru else worth, node.stamp, node.id)):
+                node = heapq.heappop(bared)[3]
+                worth = policy.score(node)
+            elif node is None:
+                break
+            else:
+                index.drop(node.id)
+                seen.append(node)
+                if node.id == look.keep:
+                    continue
+            tokens -= node.length
+            found.append(Victim(worth, node.length, node.agent != UNKNOWN or node.session != UNKNOWN))
+            above = node.parent
+            if above is not None and above.parent is not None:
+                gone[above.id] = gone.get(above.id, 0) + 1
+                if gone[above.id] == above.children and not above.locks and above.resident and above.id != look.keep:
+                    score = 0.0 if lru else policy.score(above)
+                    heapq.heappush(bared, (score, above.stamp, above.id, above))
     finally:
         for node in seen:
             index.file(node)
@@ -150,6 +169,7 @@ class Planner:
         self._active: Key | None = None  # the anchor being warmed
         self._r: list[float] = []
         self._r_at = -1
+        self._entropy = 0.0  # of the next agent, in bits
 
     # ---- what happened ----
 
@@ -312,10 +332,11 @@ class Planner:
     def forecast(self, now: float) -> list[tuple[Key, float]]:
         """(namespace, agent) by the chance to be called next, likeliest first; only those that pass R and P."""
         missed: dict[Key, float] = {}  # chance that no session calls it
-        asked = 0
+        nobody, asked = 1.0, 0  # the chance that none calls again; sessions asked
         tables = self.world.gaps.tables(0.85)  # the survival does not depend on gamma
         for session in reversed(self.world.sessions.live.values()):
             if asked >= SESSIONS:
+                nobody = 0.0
                 break
             if session.running > 0 or session.calls == 0:
                 continue
@@ -324,6 +345,14 @@ class Planner:
             for agent, p in self._next_of(session).items():
                 at = (session.namespace, agent)
                 missed[at] = missed.get(at, 1.0) * (1.0 - alive * p)
+            nobody *= 1.0 - alive
+        starts = self.world.starts.counts
+        if self.predictability_of([*starts.values()]) >= self.config.warmup_r_min:
+            agents, total = self.world.identifier.agents, sum(starts.values())
+            for agent, n in starts.items():  # where no session is left, the next call opens one
+                if agent > POOLED:
+                    at = (agents.namespace(agent), agent)
+                    missed[at] = missed.get(at, 1.0) * (1.0 - nobody * n / total)
         likely = [(at, 1.0 - q) for at, q in missed.items() if 1.0 - q >= self.config.warmup_p_min]
         likely.sort(key=lambda pair: (-pair[1], pair[0]))
         return likely[:CANDIDATES]
@@ -351,13 +380,17 @@ class Planner:
     def predictability(self, agent: int) -> float:
         """R_i: how much less uncertain the next agent is once the present one is known; 0 when nothing was seen."""
         transitions = self.world.transitions
-        if self._r_at < 0 or transitions.version - self._r_at >= _LEARNED or agent >= len(self._r):
+        fresh = transitions.version - self._r_at < min(_LEARNED, 1 + self._r_at // 8)
+        if self._r_at < 0 or not fresh or agent >= len(self._r):
             self._r_at = transitions.version
             rows = [transitions.counts(i) for i in range(len(transitions))]
-            columns = [sum(column) for column in zip(*rows)]
-            overall = _entropy(columns)
-            self._r = [1.0 - _entropy(row) / overall if overall > 0.0 and sum(row) > 0.0 else 0.0 for row in rows]
+            self._entropy = _entropy([sum(column) for column in zip(*rows)])
+            self._r = [self.predictability_of(row) for row in rows]
         return self._r[agent] if 0 <= agent < len(self._r) else 0.0
+
+    def predictability_of(self, counts: list[float]) -> float:
+        """The same for what happened in one situation."""
+        return 1.0 - _entropy(counts) / self._entropy if self._entropy > 0.0 and sum(counts) > 0.0 else 0.0
 
     # ---- looking in ----
 
