@@ -1,6 +1,7 @@
 """When and what to prefetch: the anchor of the agent that is called next, while the server has nothing to do.
 
-An anchor is prefilled in slices, each a request of its own, and each decided anew: only if all of this holds.
+An anchor is prefilled in slices, shorter ones the more sessions wait, since a call that comes meanwhile waits for one.
+Each slice is a request of its own and decided anew: only if all of this holds.
 
     predictable   R_i >= r_min for the agent i that a waiting session called last, R_i = 1 - H(next | i) / H(next)
     likely        P(j) >= p_min, P(j) = 1 - prod over those sessions (1 - alive * P(next is j | i)); a client's `next`
@@ -34,6 +35,7 @@ from radix_policy.warm_account import Accounting
 from radix_policy.warm_anchors import Anchor, Anchors, Key
 
 LEAST = 32  # missing tokens below which a forward pass is not worth it
+SHORTEST = 64  # tokens of a slice however many sessions wait
 SESSIONS = 64  # waiting sessions that are asked, those that came to life last first
 CANDIDATES = 4  # likeliest agents that are looked at
 VICTIMS = 256  # leaves that a look takes in at most
@@ -169,6 +171,7 @@ class Planner:
         self._active: Key | None = None  # the anchor being warmed
         self._r: list[float] = []
         self._r_at = -1
+        self._waiting = 0.0  # sessions that are expected to call, at the last forecast
         self._entropy = 0.0  # of the next agent, in bits
 
     # ---- what happened ----
@@ -280,7 +283,10 @@ class Planner:
             if self._tried.get(anchor.key, 0) >= whole + size:  # one slice may be aborted
                 why = "tried"
                 continue
-            step = max(size - size % page, page)
+            step = max(
+                int(size / max(self._waiting, 1.0)), SHORTEST
+            )  # the more sessions wait, the sooner one of them calls
+            step = max(min(step, size) // page * page, page)
             return anchor, Held(begin, there.node), min(begin + step, whole)
         return why
 
@@ -332,7 +338,7 @@ class Planner:
     def forecast(self, now: float) -> list[tuple[Key, float]]:
         """(namespace, agent) by the chance to be called next, likeliest first; only those that pass R and P."""
         missed: dict[Key, float] = {}  # chance that no session calls it
-        nobody, asked = 1.0, 0  # the chance that none calls again; sessions asked
+        nobody, waiting, asked = 1.0, 0.0, 0  # chance that none calls again; those expected to; those asked
         tables = self.world.gaps.tables(0.85)  # the survival does not depend on gamma
         for session in reversed(self.world.sessions.live.values()):
             if asked >= SESSIONS:
@@ -346,13 +352,16 @@ class Planner:
                 at = (session.namespace, agent)
                 missed[at] = missed.get(at, 1.0) * (1.0 - alive * p)
             nobody *= 1.0 - alive
+            waiting += alive
         starts = self.world.starts.counts
+        self._learn()
         if self.predictability_of([*starts.values()]) >= self.config.warmup_r_min:
             agents, total = self.world.identifier.agents, sum(starts.values())
             for agent, n in starts.items():  # where no session is left, the next call opens one
                 if agent > POOLED:
                     at = (agents.namespace(agent), agent)
                     missed[at] = missed.get(at, 1.0) * (1.0 - nobody * n / total)
+        self._waiting = waiting
         likely = [(at, 1.0 - q) for at, q in missed.items() if 1.0 - q >= self.config.warmup_p_min]
         likely.sort(key=lambda pair: (-pair[1], pair[0]))
         return likely[:CANDIDATES]
@@ -379,14 +388,18 @@ class Planner:
 
     def predictability(self, agent: int) -> float:
         """R_i: how much less uncertain the next agent is once the present one is known; 0 when nothing was seen."""
+        self._learn()
+        return self._r[agent] if 0 <= agent < len(self._r) else 0.0
+
+    def _learn(self) -> None:
+        """R of every agent, when enough is new."""
         transitions = self.world.transitions
-        fresh = transitions.version - self._r_at < min(_LEARNED, 1 + self._r_at // 8)
-        if self._r_at < 0 or not fresh or agent >= len(self._r):
+        fresh = self._r_at >= 0 and transitions.version - self._r_at < min(_LEARNED, 1 + self._r_at // 8)
+        if not fresh or len(transitions) > len(self._r):
             self._r_at = transitions.version
             rows = [transitions.counts(i) for i in range(len(transitions))]
             self._entropy = _entropy([sum(column) for column in zip(*rows)])
             self._r = [self.predictability_of(row) for row in rows]
-        return self._r[agent] if 0 <= agent < len(self._r) else 0.0
 
     def predictability_of(self, counts: list[float]) -> float:
         """The same for what happened in one situation."""
