@@ -34,6 +34,7 @@ from sglang_scout.scheduler import ClockTick, Hook, bridge_of
 logger = logging.getLogger(__name__)
 
 PATIENCE = 64  # polls after which a slice that is still in the engine is taken back
+SETTLE = 3  # polls after the end of a slice until SGLang calls itself idle (with overlap its batch outlives it by two)
 GIVEN_UP = 1024  # polls after which nothing waits for it any more
 
 
@@ -73,6 +74,7 @@ class Warmup:
         self._sent: Space | None = None  # of the slice in the engine, on the rank that decides
         self._held: list[Any] = []  # control requests that wait for the slice, and what came after them
         self._polls = 0  # since the slice was sent
+        self._settling = 0  # polls until control requests need not wait any more
         self._told_closed = 0  # times that the gate's closing was logged
         bridge.warmup = self
         bridge.own = self.own
@@ -211,9 +213,17 @@ class Warmup:
                 passed.append(item)
         if self.own:
             self._polls += 1
+            self._settling = SETTLE
             if self._polls % PATIENCE == 0:
-                passed = [*self._take_back(), *passed]
-        return self._hold(passed) if self.own or self._held else passed
+                return [*self._take_back(), *self._hold(passed)]
+        elif self._settling:
+            self._settling -= 1
+        return self._hold(passed)
+
+    @property
+    def listens(self) -> bool:
+        """Whether `received` must be called even if nothing was received."""
+        return bool(self.own or self._held or self._settling)
 
     def _look(self, look: Look) -> None:
         try:
@@ -232,12 +242,12 @@ class Warmup:
     def _hold(self, items: list[Any]) -> list[Any]:
         """Let pass what a running slice does not disturb; the rest waits, in order, until it is done."""
         waiting, self._held = [*self._held, *items], []
-        if not self.own or self._polls >= GIVEN_UP:
+        if not self._settling or self._polls >= GIVEN_UP:
             return waiting
         for at, item in enumerate(waiting):
             if not is_work(item):
-                self._held = waiting[at:]
-                return [*waiting[:at], *(i for i in self._held if isinstance(i, ClockTick))]
+                self._held = [later for later in waiting[at:] if not isinstance(later, ClockTick)]
+                return [*waiting[:at], *(later for later in waiting[at:] if isinstance(later, ClockTick))]
         return waiting
 
     # ---- out ----
@@ -277,6 +287,8 @@ class Warmup:
     @property
     def eager(self) -> bool:
         """Whether the scheduler should look again at once instead of sleeping."""
+        if self._held:
+            return True
         return self.on and self.decides and self.bridge.live and not self.own and self.planner.due(time.monotonic())
 
 
@@ -350,7 +362,7 @@ def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any
     if added is not None:
         local_reqs = [*(local_reqs or ()), added]
     received = original(receiver, recv_reqs, local_reqs)
-    if not received and not warmup.own and not warmup._held:
+    if not received and not warmup.listens:
         return received
     return warmup.received([*(received or ())])
 

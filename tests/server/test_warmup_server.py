@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launch.command import CPU_OVERLAP_ENV
+from launch.command import CPU_OVERLAP_ENV, HOST_TIER_MIN_FREE_GIB, available_memory_gib
 from launch.server import Server
 from launch.tiny_model import ORDINARY_TOKENS
 
@@ -162,6 +162,35 @@ def test_it_never_gets_in_the_way_of_concurrent_sessions(start_server: Any, gene
         for answers in pool.map(lambda calls: play(server, generate, calls), by_session.values()):
             assert all(len(answer["output_ids"]) == 4 for answer in answers)
     assert_sound(server)
+
+
+def test_two_tensor_parallel_ranks_agree(start_server: Any, generate: Generate) -> None:
+    server = start_server(
+        "scout",
+        policy_config=CONFIG,
+        max_total_tokens=POOL,
+        extra_args=["--tp", "2"],
+        env={**VERIFY, CPU_OVERLAP_ENV: "1", "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"},
+    )
+    play(server, generate, pipeline(sessions=4, pause=2.0))
+    assert assert_sound(server)["warmup"]["useful_tokens"] > 500
+    log = server.log_path.read_text(errors="replace")
+    assert "Rank consensus checker is enabled" in log and "Found rank divergence" not in log
+
+
+@pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free")
+def test_what_is_in_the_host_tier_comes_back_by_itself(start_server: Any, generate: Generate) -> None:
+    server = start_server(
+        "scout",
+        policy_config=CONFIG,
+        max_total_tokens=POOL,
+        extra_args=["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-mem-layout", "layer_first"],
+        env={**VERIFY, CPU_OVERLAP_ENV: "1"},
+    )
+    play(server, generate, pipeline(sessions=5))
+    state = assert_sound(server)
+    assert state["warmup"]["issued"] > 0 and state["counters"]["load_backs"] > 0
+    assert state["warmup"]["tokens"] < ANCHOR * AGENTS, "loaded back, not computed again"
 
 
 def test_namespaces_and_skipped_polls_and_no_tokenizer(start_server: Any, post: Any) -> None:
