@@ -15,6 +15,7 @@ of them fail on a server that is not idle, so they wait until the slice is done,
 A fault here switches warmup off; what is in the engine is still kept from clients.
 """
 
+import functools
 import logging
 import secrets
 import time
@@ -36,6 +37,15 @@ logger = logging.getLogger(__name__)
 PATIENCE = 64  # polls after which a slice that is still in the engine is taken back
 SETTLE = 3  # polls after the end of a slice until SGLang calls itself idle (with overlap its batch outlives it by two)
 GIVEN_UP = 1024  # polls after which nothing waits for it any more
+
+
+WORK = (
+    "TokenizedGenerateReqInput",
+    "TokenizedEmbeddingReqInput",
+    "BatchTokenizedGenerateReqInput",
+    "BatchTokenizedEmbeddingReqInput",
+    "AbortReq",
+)
 
 
 class Space(NamedTuple):
@@ -260,14 +270,11 @@ class Warmup:
         if req.finished_len is None:
             req.finished_len = len(req.output_ids)
         self.own.pop(req.rid, None)
-        try:
-            if req.finished_reason.to_json()["type"] == "abort":
-                self.planner.aborted()
-            else:
-                self.planner.finished(req.cached_tokens, time.monotonic())
-            self._tell()
-        except Exception:
-            self.fail()
+        if req.finished_reason.to_json()["type"] == "abort":
+            self.planner.aborted()
+        else:
+            self.planner.finished(req.cached_tokens, time.monotonic())
+        self._tell()
 
     def dropped(self, req: Any) -> None:
         """A slice was aborted before it ran."""
@@ -321,19 +328,14 @@ def make_request(rid: str, prompt: Prompt, space: Space) -> Any:
 
 def is_work(item: Any) -> bool:
     """Whether a client's request is one to be run, or an abort; everything else may want an idle server."""
+    return isinstance(item, _work_types())
+
+
+@functools.cache
+def _work_types() -> tuple[type, ...]:
     from sglang.srt.managers import io_struct
 
-    return isinstance(
-        item,
-        (
-            io_struct.TokenizedGenerateReqInput,
-            io_struct.TokenizedEmbeddingReqInput,
-            io_struct.BatchTokenizedGenerateReqInput,
-            io_struct.BatchTokenizedEmbeddingReqInput,
-            io_struct.AbortReq,
-            ClockTick,
-        ),
-    )
+    return (*(getattr(io_struct, name) for name in WORK), ClockTick)
 
 
 # ---- hooks ----
@@ -393,7 +395,10 @@ def around_stream(
         if mine:
             reqs = [req for req in reqs if req.rid not in warmup.own]
             for req in mine:
-                warmup.streamed(req)
+                try:
+                    warmup.streamed(req)
+                except Exception:
+                    warmup.fail()
     return original(streamer, reqs, return_logprob, skip_req, is_idle_batch)
 
 
@@ -441,8 +446,7 @@ SEAMS = (
     *(Seam(hook.module, hook.name, hook.parameters) for hook in HOOKS),
     Seam(_SCHEDULER, "Scheduler.is_fully_idle", ("self", "for_health_check", "ignore_waiting")),
     Seam(_SCHEDULER, "Scheduler.abort_request", ("self", "recv_req")),
-    Seam("sglang.srt.managers.io_struct", "TokenizedGenerateReqInput"),
-    Seam("sglang.srt.managers.io_struct", "AbortReq"),
+    *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
     Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),
     Seam(
         "sglang.srt.mem_cache.unified_cache.unified_tree_core",
