@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,11 +116,11 @@ def test_it_helps_a_pipeline_and_changes_no_answer(overlap: bool, start_server: 
     assert "first warmup" in server.log_path.read_text(errors="replace")
 
 
-def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post: Any) -> None:
+def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post: Any, tiny_model: Path) -> None:
     """Aborts, flushes, pauses, weights and look-alike ids, again and again in the middle of warmups."""
     server = start_server("scout", policy_config=CONFIG, max_total_tokens=POOL, env={**VERIFY, CPU_OVERLAP_ENV: "1"})
     calls = pipeline(sessions=9, pause=0.0)
-    flushed = 0
+    flushed = updated = 0
     for number, (tokens, tag, _) in enumerate(calls):
         answer = generate(server.url, tokens, 2, ignore_eos=True, custom_params={"scout": tag})
         assert len(answer["output_ids"]) == 2
@@ -132,6 +133,10 @@ def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post
             case 3 if number % 4 == 3:
                 with urllib.request.urlopen(server.url + "/flush_cache", timeout=60) as response:
                     flushed += response.status == 200  # raises on 400, which is what a busy server answers
+            case 0 if number % 24 == 12:
+                done = post(server.url, "/update_weights_from_disk", model_path=str(tiny_model))
+                assert done["success"], done
+                updated += 1
             case 4:
                 post(server.url, "/pause_generation", mode="retract")
                 post(server.url, "/continue_generation")
@@ -142,7 +147,7 @@ def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post
                     "sampling_params": {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True},
                 }
                 assert len(post(server.url, "/generate", **body)["output_ids"]) == 3
-    assert flushed > 0
+    assert flushed > 0 and updated > 0
     state = assert_sound(server)
     assert state["warmup"]["issued"] > 10
 
