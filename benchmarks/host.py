@@ -25,7 +25,7 @@ from radix_policy.hardware import OffloadCost
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.run import parse_spec
-from radix_policy.simulator.tiers import HardwareCosts, TieredLoop
+from radix_policy.simulator.tiered_loop import HardwareCosts, TieredLoop
 from radix_policy.working_set import ReuseCurve, published_working_set
 from radix_policy.workloads import Workload, make
 from sglang_scout import plan_hardware

@@ -28,6 +28,7 @@ MAX_SESSIONS = 1_000_000
 _SERVED = ("policy", "capacity_tokens", "concurrency", "calls", "hit_rate", "computed_prefill_tokens", "ttft_ms")
 REQUIRED = {
     "simulate": ("policy", "capacity_tokens", "concurrency", "hit_rate", "unserved_requests"),
+    "warmup": ("workload", "policy", "concurrency", "factor", "mode", "seed", "hit_rate", "ttft_ms", "warmup"),
     **dict.fromkeys(("replay", "compare", "demo"), _SERVED),
 }
 NUMBERS = (

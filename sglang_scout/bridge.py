@@ -12,7 +12,7 @@ Each kind of fault is logged once with its traceback, and counted.
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from radix_policy.admission import AdmissionConfig
@@ -52,6 +52,26 @@ def _ignore(*_: Any) -> None:
     """The listener after a fault."""
 
 
+class Follower(Protocol):
+    """Who else wants to know (warmup). None of these raises."""
+
+    def matched(self, rid: str, tokens: int) -> None:
+        """A request found so many tokens of its prompt."""
+        ...
+
+    def left(self, rid: str) -> None:
+        """A request left the engine."""
+        ...
+
+    def emptied(self) -> None:
+        """The tree was reset."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Numbers for status and metrics, JSON-ready."""
+        ...
+
+
 class Bridge:
     """One per tree cache. The methods named as in `tree_view.TreeListener` are what the tree core calls."""
 
@@ -74,6 +94,8 @@ class Bridge:
         self.live = True  # False after a fault in what was observed
         self.mendable = True  # False after one that an empty tree does not undo
         self.inserting: str | None = None  # rid of the request whose KV is being inserted
+        self.warmup: Follower | None = None
+        self.own: Mapping[str, Any] = {}  # rids of the requests that warmup has in the engine
         self.step = 0
         self.seconds = 0.0
         self.faults: dict[str, int] = {}
@@ -164,6 +186,8 @@ class Bridge:
         except Exception:
             self.fail("reset", mendable=False)
         self._on_curve(OnlineCurve.clear)
+        if self.warmup is not None:
+            self.warmup.emptied()
 
     def added(self, node: int, parent: int, length: int, stamp: float, on_host: bool = False) -> None:
         """A leaf was inserted below `parent`, by the request that `inserting` names; `on_host`: only into that tier."""
@@ -255,6 +279,8 @@ class Bridge:
             self.observe(PrefixMatched(rid, path, tokens))
             if self.host is not None:
                 self.host.looked_up(rid, path, tokens)
+            if self.warmup is not None:
+                self.warmup.matched(rid, tokens)
 
     def finished(self, rid: str, output_tokens: int, aborted: bool, stopped: bool) -> None:
         """A request left the engine; told once however often SGLang says so."""
@@ -266,6 +292,8 @@ class Bridge:
             self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
             if self.host is not None:
                 self.host.left(rid)
+            if self.warmup is not None:
+                self.warmup.left(rid)
 
     def tick(self, step: int, seconds: float) -> None:
         """The shared clock may have moved."""
@@ -469,3 +497,6 @@ class Bridge:
             inside["host"] = self.host.snapshot()
         curve = self._on_curve(OnlineCurve.snapshot)
         return {**inside, "live": self.live, "counters": counts, "curve": curve, "faults": dict(self.faults)}
+        if self.warmup is not None:
+            inside["warmup"] = self.warmup.snapshot()
+        return {**inside, "live": self.live, "counters": counts, "faults": dict(self.faults)}

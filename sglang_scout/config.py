@@ -17,13 +17,14 @@ from radix_policy.config import ConfigError, build, rows
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import Runtime, RuntimeConfig
+from radix_policy.warmup import WarmupConfig
 from sglang_scout.curve import CurveConfig
 
 T = TypeVar("T")
 
 NAMES = ("scout", "cachescout")
 # what the plug-in does beside eviction, under either policy
-PARTS: tuple[type, ...] = (AdmissionConfig, CurveConfig)
+PARTS: tuple[type, ...] = (AdmissionConfig, CurveConfig, WarmupConfig)
 FLAG = "--radix-eviction-policy"
 CONFIG_FLAG = "--radix-eviction-policy-config"
 DISABLE = "SGLANG_SCOUT_DISABLE"

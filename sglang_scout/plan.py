@@ -17,7 +17,7 @@ from typing import Any
 from radix_policy.curves import Curve
 from radix_policy.sampled_curve import SampledCounts, SampledCurve, ids_of
 from radix_policy.simulator import Study
-from radix_policy.simulator.tiers import HardwareCosts, TieredLoop
+from radix_policy.simulator.tiered_loop import HardwareCosts, TieredLoop
 from radix_policy.working_set import ReuseCurve, Stability, stability
 from radix_policy.workloads import Workload, WorkloadError, read_trace
 from sglang_scout import plan_hardware, plan_plot, plan_server

@@ -92,8 +92,8 @@ def _arrival(bridge: Bridge, req: Any) -> RequestArrived:
 
 
 def _is_own(bridge: Bridge, req: Any) -> bool:
-    """Whether SGLang itself sent the request: a health check, or the warm-up before the first real one."""
-    if req.rid.startswith(HEALTH_CHECK):
+    """Whether no client sent the request: a health check, a warmup of ours, or SGLang's before the first real one."""
+    if req.rid.startswith(HEALTH_CHECK) or req.rid in bridge.own:
         return True
     if bridge.counters["requests"] or req.sampling_params.max_new_tokens != WARMUP_TOKENS:
         return False

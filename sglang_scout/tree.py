@@ -10,6 +10,7 @@ name of the flag: see `unsupported` here and `preflight.unsupported_flags`.
 """
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
 from radix_policy.admission import AdmissionConfig
-from sglang_scout import config, hicache, preflight, scheduler
+from radix_policy.warmup import WarmupConfig
+from sglang_scout import config, hicache, preflight, scheduler, warmup
 from sglang_scout.bridge import Bridge
 from sglang_scout.curve import CurveConfig, OnlineCurve
 from sglang_scout.mirrored import HOST_QUANTUM
@@ -386,12 +388,17 @@ def make_core(params: Any, components: Any) -> Any:
             f"{getattr(known, '__qualname__', known)}, another plug-in's, not sglang-scout's; remove one of the two"
         )
     given = (params.eviction_policy, params.eviction_policy_config)
-    wanted = config.make_part(CurveConfig, *given)
+    curve, warm = config.make_part(CurveConfig, *given), config.make_part(WarmupConfig, *given)
     bridge = Bridge(
         config.make_runtime(*given, params.page_size),
         config.make_part(AdmissionConfig, *given),
-        OnlineCurve(wanted, params.page_size) if wanted.curve else None,
+        OnlineCurve(curve, params.page_size) if curve.curve else None,
     )
+    if warm.warmup:
+        missing = warmup.problems() if preflight.SCHEDULER in sys.modules else []
+        if missing:
+            raise Refused(f"sglang-scout: no warmup on SGLang {preflight.version()}: {'; '.join(missing)}")
+        warmup.Warmup(warm, bridge)
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":
@@ -407,7 +414,7 @@ def make_core(params: Any, components: Any) -> Any:
     else:
         core = ScoutTreeCore(params, components, bridge)
     logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
-    unhooked = scheduler.install(scheduler.HOOKS + hicache.HOOKS)
+    unhooked = scheduler.install(scheduler.HOOKS + hicache.HOOKS + (warmup.HOOKS if warm.warmup else ()))
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")
     return core

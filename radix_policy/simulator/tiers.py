@@ -16,18 +16,15 @@ host-only node, and one that is loaded back is new to it, and the loading reques
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from radix_policy.admission import Admission, AdmissionConfig, Tier
 from radix_policy.events import PrefixMatched
-from radix_policy.hardware import OffloadCost
 from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK, Engine, Run
-from radix_policy.simulator.loop import STEP, TOUCH_EVERY, TOUCH_MOST, Loop, prefill_seconds
 from radix_policy.simulator.tree import Cursor, SimNode, SimTree, advance, path_ids
 from radix_policy.tree_view import NodeId, TreeListener
-from radix_policy.workloads.base import Workload
 
 LOAD_LEAST = 10  # tokens; SGLang's load_back_threshold
 HOST_QUANTUM = 256  # tokens; what the plug-in cuts off at least from a leaf that lives on in the host tier
@@ -440,105 +437,3 @@ class TieredEngine(Engine):
                 drop = policy.cut(node, max(short, HOST_QUANTUM) if node.id in tree.copies else short, page)
                 short -= tree.trim(node.id, node.length - drop) if drop < node.length else tree.evict(node.id)
         self.evicted += before - tree.used
-
-
-class Costs:
-    """Seconds that the engine takes; here those of the other simulations (`loop.prefill_seconds`), and no copy's."""
-
-    def prefill_s(self, begin: int, end: int) -> float:
-        """To compute the prompt's tokens [begin, end)."""
-        return prefill_seconds(begin, end)
-
-    def restore_s(self, tokens: int) -> float:
-        """To copy so many tokens from the host."""
-        return 0.0
-
-
-class HardwareCosts(Costs):
-    """A GPU with a host link instead of the simulator's own prefill."""
-
-    def __init__(self, cost: OffloadCost) -> None:
-        self.cost = cost
-
-    def prefill_s(self, begin: int, end: int) -> float:
-        """See Costs."""
-        return self.cost.prefill_s(end) - self.cost.prefill_s(begin)
-
-    def restore_s(self, tokens: int) -> float:
-        """See Costs."""
-        return self.cost.restore_s(tokens)
-
-
-class TieredLoop(Loop):
-    """The closed loop on a `TieredEngine`; one prefill after the other, as long as what it computes and restores."""
-
-    engine: TieredEngine
-
-    def __init__(
-        self,
-        workload: Workload,
-        policy: str,
-        *,
-        capacity: int,
-        host_capacity: int,
-        concurrency: int,
-        admission: AdmissionConfig | None = None,
-        costs: Costs | None = None,
-        page_size: int = 1,
-        chunk: int = CHUNK,
-        trims: bool | None = None,
-        config: Mapping[str, Any] | None = None,
-        threshold: int = 1,
-        forgets: bool = False,
-        ordered: bool = False,
-        ends: bool = False,
-        identity: str = "tagged",
-    ) -> None:
-        """Options as in `Loop` and `TieredEngine`."""
-        super().__init__(
-            workload,
-            policy,
-            capacity=capacity,
-            concurrency=concurrency,
-            config=config,
-            page_size=page_size,
-            chunk=chunk,
-            ends=ends,
-            identity=identity,
-            service="serial",
-        )
-        self.costs = costs if costs is not None else Costs()
-        self.engine = TieredEngine(
-            self.runtime,
-            capacity,
-            host_capacity,
-            page_size,
-            chunk,
-            trims,
-            admission=admission,
-            threshold=threshold,
-            forgets=forgets,
-            ordered=ordered,
-        )
-
-    def _schedule(self) -> None:
-        waiting, engine, outcome, costs = self._waiting, self.engine, self.outcome, self.costs
-        if waiting:
-            if self._touches % TOUCH_EVERY == 0:
-                for _, run, _ in reversed([*waiting][:TOUCH_MOST]):
-                    engine.touch(run)
-            self._touches += 1
-        while waiting:
-            slot, run, since = waiting[0]
-            before = engine.tree.restored
-            if not engine.admit(run):
-                return
-            waiting.popleft()
-            restored = engine.tree.restored - before
-            outcome.calls.append(run.number)
-            outcome.prompts.append(run.prompt)
-            outcome.cached.append(run.cached)
-            work = costs.prefill_s(run.cached, run.prompt) + costs.restore_s(restored)
-            self._prefilled = run.started = max(self.now, self._prefilled) + STEP + work
-            outcome.ttft.append(run.started + STEP - since)
-            self._push(run.started + STEP * run.output, slot, run)

@@ -22,7 +22,7 @@ from tests.server.test_policy_server import POOL, VERIFY, assert_sound, prompt
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.slow,  # +3 min, all three
+    pytest.mark.slow,  # +4 min, all four
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 
@@ -33,8 +33,10 @@ CLIENTS = 6
 class Client(threading.Thread):
     """Sessions one after the other; some are cut off, some are never tagged, some say when they end."""
 
-    def __init__(self, url: str, seed: int, until: float) -> None:
+    def __init__(self, url: str, seed: int, until: float, pause: float = 0.0, agents: int = 4) -> None:
+        """`pause`: seconds before a call, at most."""
         super().__init__(daemon=True)
+        self.pause, self.agents = pause, agents
         self.url, self.until = url, until
         self.random = random.Random(seed)
         self.seen: Counter[str] = Counter()
@@ -47,7 +49,8 @@ class Client(threading.Thread):
             for turn in range(turns := rng.randint(1, 8)):
                 if time.monotonic() > self.until:
                     return
-                agent = rng.randrange(4)
+                time.sleep(rng.uniform(0.0, self.pause))
+                agent = rng.randrange(self.agents)
                 tag = {"agent": f"a{agent}", "session": name, "final": turn == turns - 1 and rng.random() < 0.5}
                 tokens = prompt(160, 100 + agent) + context
                 self.call(tokens, {"scout": tag} if tagged else None)
@@ -84,6 +87,13 @@ CASES = {
     "page 1, chunks, retraction": (["--chunked-prefill-size", "128"], {"SGLANG_TEST_RETRACT": "1"}),
     "page 16, chunks": (["--page-size", "16", "--chunked-prefill-size", "128"], {}),
     "host tier": (["--enable-hierarchical-cache", "--hicache-ratio", "2"], {}),
+    "warmup": (["--chunked-prefill-size", "128"], {}),
+}
+# Eager: whatever is missing is warmed at every idle moment, and the gate never closes.
+CONFIGS = {
+    "warmup": json.dumps(
+        {"warmup": True, "warmup_r_min": 0, "warmup_p_min": 0, "warmup_value": False, "warmup_share": 0}
+    )
 }
 
 
@@ -93,10 +103,17 @@ def test_random_traffic(case: str, start_server: Any, post: Any) -> None:
     if case == "host tier" and available_memory_gib() < HOST_TIER_MIN_FREE_GIB:
         pytest.skip("SGLang's host tier wants 10 GiB free")
     server: Server = start_server(
-        "scout", max_total_tokens=POOL, extra_args=flags, env={**VERIFY, "SGLANG_SCOUT_VERIFY": "2", **env}
+        "scout",
+        policy_config=CONFIGS.get(case),
+        max_total_tokens=POOL,
+        extra_args=flags,
+        env={**VERIFY, "SGLANG_SCOUT_VERIFY": "2", **env},
     )
     until = time.monotonic() + SECONDS
-    clients = [Client(server.url, seed, until) for seed in range(CLIENTS)]
+    if case == "warmup":  # needs a server that is idle now and then, and more anchors than fit
+        clients = [Client(server.url, seed, until, pause=0.5, agents=24) for seed in range(2)]
+    else:
+        clients = [Client(server.url, seed, until) for seed in range(CLIENTS)]
     for client in clients:
         client.start()
     while time.monotonic() < until:
@@ -108,7 +125,10 @@ def test_random_traffic(case: str, start_server: Any, post: Any) -> None:
         assert not client.is_alive(), "a client waits for ever"
     seen = sum((client.seen for client in clients), Counter[str]())
     state = assert_sound(server)
-    assert not seen["failed"] and not seen["wrong"] and seen["answered"] > CLIENTS and seen["cached"] > 0
+    assert not seen["failed"] and not seen["wrong"] and seen["answered"] > len(clients) and seen["cached"] > 0
     assert seen["cut off"] == 0 or state["counters"]["aborted"] > 0
     assert state["counters"]["device_calls"] > 10
     assert case == "host tier" or state["counters"]["trims"] > 0
+    if case == "warmup":
+        assert state["warmup"]["on"] and state["warmup"]["issued"] > 0
+        assert state["warmup"]["issued"] == state["warmup"]["finished"] + state["warmup"]["aborted"]

@@ -14,7 +14,8 @@ from radix_policy.events import RequestArrived, RequestFinished, Tag, Tick
 from radix_policy.prompts import SpanPrompt
 from radix_policy.runtime import Request, Runtime
 from radix_policy.simulator import Run
-from radix_policy.simulator.tiers import TieredEngine, TieredLoop
+from radix_policy.simulator.tiered_loop import TieredLoop
+from radix_policy.simulator.tiers import TieredEngine
 from radix_policy.workloads import Workload, make
 
 # ---- the theory ----

@@ -9,6 +9,7 @@ from radix_policy.config import markdown
 from radix_policy.eviction import POLICIES
 from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import RuntimeConfig
+from radix_policy.warmup import WarmupConfig
 from sglang_scout.curve import CurveConfig
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ PARTS = {
     "both: runtime": RuntimeConfig,
     "both: host tier": AdmissionConfig,
     "both: curve": CurveConfig,
+    "both: warmup": WarmupConfig,
 }
 
 

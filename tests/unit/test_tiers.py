@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from radix_policy.admission import AdmissionConfig
 from radix_policy.runtime import Runtime
 from radix_policy.simulator import Loop, Run, spans_of
-from radix_policy.simulator.tiers import Costs, TieredEngine, TieredLoop, TieredTree
+from radix_policy.simulator.tiered_loop import Costs, TieredLoop
+from radix_policy.simulator.tiers import TieredEngine, TieredTree
 from radix_policy.working_set import ReuseCurve
 from radix_policy.workloads import make
 

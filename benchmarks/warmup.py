@@ -1,0 +1,233 @@
+"""`python -m benchmarks warmup`: what warmup does to the time to first token and the hit rate, in the simulator.
+
+Each point is one closed loop with `serial` service (one prefill after the other, warmups included): a workload, a
+concurrency, a capacity, a seed, and warmup off, on, or ungated (on, without any condition but an idle server and a
+missing anchor). The table shows the mean over the seeds; below it, by how much the mode differs from off, with the
+standard error over the seeds where there are several.
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from benchmarks.pool import Stopped, spread, status_of
+from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
+from benchmarks.simulate import MAX_CONCURRENCY, _quantile
+from radix_policy.config import rows
+from radix_policy.eviction import POLICIES
+from radix_policy.simulator import Loop, Outcome
+from radix_policy.simulator.warm import UNGATED, WarmLoop
+from radix_policy.warmup import WarmupConfig
+from radix_policy.workloads import Workload, make
+
+WORKLOADS = "pipeline,debate,selector,random"
+POINTS = "1:1.3,1:2,1:8,4:3,4:6,4:16,16:8,16:16,16:48"  # concurrency:capacity in F: small, middle, ample
+MODES = ("off", "on", "ungated")
+MAX_FACTOR, MAX_SEEDS = 1e6, 1000
+
+
+class Point(NamedTuple):
+    """One run."""
+
+    workload: str
+    policy: str
+    concurrency: int
+    factor: float  # capacity in F
+    mode: str
+    seed: int
+    sessions: int | None
+
+    def key(self) -> dict[str, Any]:
+        """What tells the point from others in the result file."""
+        found = self._asdict()
+        return {name: found[name] for name in ("workload", "policy", "concurrency", "factor", "mode", "seed")}
+
+
+IDENTITY = ("workload", "policy", "concurrency", "factor", "mode", "seed")
+
+
+def add_parser(sub: Any) -> None:
+    """Declare the command."""
+    parser = sub.add_parser(
+        "warmup",
+        help="warmup off, on and ungated, in the simulator",
+        description="Plays workloads in the simulator with warmup off, on and ungated; prints time to first token and "
+        f"hit rate. Keys of warmup: {', '.join(name for name, *_ in rows(WarmupConfig))}.",
+    )
+    parser.add_argument("--workload", metavar="W,W", default=WORKLOADS, help=f"generated workloads ({WORKLOADS})")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="scout", help="eviction policy (default scout)")
+    parser.add_argument("--points", metavar="C:N,..", default=POINTS, help=f"concurrency:capacity in F ({POINTS})")
+    parser.add_argument("--modes", metavar="M,M", default=",".join(MODES), help="of off, on and ungated (all)")
+    parser.add_argument("--seed", type=int, default=1, help="first seed of the workloads (default 1)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="so many seeds (default 1)")
+    parser.add_argument("--sessions", type=int, metavar="K", help="only so many sessions")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument("--json", metavar="OUT", help="write the result file; a stopped run goes on from it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the command out."""
+    points = plan(args)
+    results = Results("warmup", args.argv, args.json, seed=args.seed, identity=IDENTITY)
+    todo = [point for point in points if not results.has(point.key())]
+    if len(todo) < len(points):
+        progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
+    began = time.monotonic()
+    try:
+        for done, (point, figures) in enumerate(
+            spread(todo, measure, jobs=min(args.jobs, os.cpu_count() or 1)),
+            1,
+        ):
+            results.add({**point.key(), **figures})
+            progress(
+                f"[{done}/{len(todo)}] {point.workload} C={point.concurrency} {point.factor:g}F seed {point.seed} "
+                f"{point.mode}: {figures['ttft_ms']['mean']:.1f} ms, {100 * figures['hit_rate']:.2f} %  "
+                f"({time.monotonic() - began:.0f} s)"
+            )
+    except (KeyboardInterrupt, Stopped) as stop:
+        kept = f", kept in {args.json}" if args.json else ""
+        progress(f"stopped: {len(results.points)} of {len(points)} points done{kept}")
+        return status_of(stop)
+    results.finish(point.key() for point in points)
+    print(report(points, results.points))
+    return 0
+
+
+def plan(args: argparse.Namespace) -> list[Point]:
+    """Everything that will run, in order; UsageError or WorkloadError when it cannot."""
+    check_sessions(args.sessions)
+    for option, value, high in (("--jobs", args.jobs, 4096), ("--seeds", args.seeds, MAX_SEEDS)):
+        if not 1 <= value <= high:
+            raise UsageError(f"{option} must be in 1..{high}, not {value}")
+    modes, names = words(args.modes), words(args.workload)
+    if not modes or any(mode not in MODES for mode in modes):
+        raise UsageError(f"--modes: some of {', '.join(MODES)}, not {args.modes!r}")
+    if not names:
+        raise UsageError("--workload names none")
+    for name in names:
+        make(name, seed=args.seed, sessions=1)
+    return [
+        Point(name, args.policy, concurrency, factor, mode, seed, args.sessions)
+        for name in names
+        for concurrency, factor in pairs(args.points)
+        for seed in range(args.seed, args.seed + args.seeds)
+        for mode in modes
+    ]
+
+
+def pairs(text: str) -> list[tuple[int, float]]:
+    """Concurrency and capacity in F; UsageError on anything else."""
+    found = []
+    for part in words(text):
+        slots, _, size = part.partition(":")
+        number = whole(slots)
+        try:
+            factor = float(size.removesuffix("F"))
+        except ValueError:
+            factor = 0.0
+        if number is None or not 1 <= number <= MAX_CONCURRENCY or not 0 < factor <= MAX_FACTOR:
+            raise UsageError(f"--points: CONCURRENCY:CAPACITY in F, as in {POINTS}, not {part!r}")
+        found.append((number, factor))
+    if not found:
+        raise UsageError("--points names none")
+    return found
+
+
+def measure(point: Point) -> dict[str, Any]:
+    """Run one point."""
+    workload = _made(point.workload, point.seed, point.sessions, point.concurrency >= 64)
+    capacity = max(int(point.factor * workload.largest), 1)
+    outcome = play(workload, point.policy, point.mode, capacity, point.concurrency)
+    times = sorted(1000 * t for t in outcome.ttft) or [0.0]
+    return {
+        "capacity_tokens": capacity,
+        "prompt_tokens": outcome.prompt_tokens,
+        "cached_tokens": outcome.cached_tokens,
+        "hit_rate": outcome.hit_rate,
+        "requests": outcome.requests,
+        "unserved_requests": outcome.unserved,
+        "ttft_ms": {
+            "mean": round(sum(times) / len(times), 3),
+            "p50": round(_quantile(times, 0.50), 3),
+            "p99": round(_quantile(times, 0.99), 3),
+        },
+        "warmup": outcome.snapshot.get("warmup"),
+    }
+
+
+def play(workload: Workload, policy: str, mode: str, capacity: int, concurrency: int) -> Outcome:
+    """One closed loop."""
+    if mode == "off":
+        return Loop(workload, policy, capacity=capacity, concurrency=concurrency, service="serial").run()
+    keys: Mapping[str, Any] = UNGATED if mode == "ungated" else {"warmup": True}
+    return WarmLoop(workload, policy, capacity=capacity, concurrency=concurrency, warmup=keys).run()
+
+
+@lru_cache(maxsize=8)
+def _made(name: str, seed: int, sessions: int | None, many: bool) -> Workload:
+    return make(name, seed=seed, concurrency=64 if many else None, sessions=sessions)
+
+
+# ---- the tables ----
+
+
+class _Number(float):
+    """Two decimals, with the error of the mean where there is one."""
+
+    error: float | None = None
+
+    def __str__(self) -> str:
+        return f"{float(self):.2f}" + (f" ±{self.error:.2f}" if self.error is not None else "")
+
+
+def _mean(values: Sequence[float]) -> _Number:
+    n = len(values)
+    found = _Number(sum(values) / n)
+    if n > 1:
+        found.error = math.sqrt(sum((v - found) ** 2 for v in values) / (n - 1) / n)
+    return found
+
+
+def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
+    """One table of means, and one of differences from off in the same seed."""
+    by_key = {_identity(p): p for p in found}
+    places = list(dict.fromkeys((p.workload, p.policy, p.concurrency, p.factor) for p in points))
+    modes = list(dict.fromkeys(p.mode for p in points))
+    seeds = list(dict.fromkeys(p.seed for p in points))
+    means, changes = [], []
+    for place in places:
+        runs = {mode: [by_key[(*place, mode, seed)] for seed in seeds] for mode in modes}
+        for mode, own in runs.items():
+            times = [_mean([p["ttft_ms"][name] for p in own]) for name in ("mean", "p50", "p99")]
+            hits = _mean([100 * p["hit_rate"] for p in own])
+            head = [place[0], place[2], f"{place[3]:g}F", mode]
+            means.append([*head, *times, hits, *_warmed(own)])
+            if mode != "off" and "off" in runs:
+                pairs_ = list(zip(own, runs["off"]))
+                relative = [
+                    _mean([100 * (a["ttft_ms"][n] / b["ttft_ms"][n] - 1) for a, b in pairs_])
+                    for n in ("mean", "p50", "p99")
+                ]
+                gain = _mean([100 * (a["hit_rate"] - b["hit_rate"]) for a, b in pairs_])
+                changes.append([*head, *relative, gain])
+    header = ["workload", "C", "capacity", "warmup", "ttft mean ms", "p50", "p99", "hit %", "warmed ktok", "useful %"]
+    blocks = [f"mean over {len(seeds)} seed(s)\n" + table(header, means)]
+    if changes:
+        header = ["workload", "C", "capacity", "warmup", "ttft mean %", "p50 %", "p99 %", "hit points"]
+        blocks.append("against warmup off, seed by seed\n" + table(header, changes))
+    return "\n\n".join(blocks)
+
+
+def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """Thousand tokens that warmups prefilled, per run, and the useful part of them in percent."""
+    counts = [p["warmup"] for p in own if p["warmup"]]
+    tokens, useful = sum(c["tokens"] for c in counts), sum(c["useful_tokens"] for c in counts)
+    return _Number(tokens / 1000 / len(own)), _Number(100 * useful / tokens if tokens else 0.0)
+
+
+def _identity(point: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(point[name] for name in IDENTITY)

@@ -1,0 +1,482 @@
+"""Warmup on a server: the planner's slices become requests of the scheduler's own, which leave no trace outside it.
+
+In: rank 0 decides where it broadcasts what clients sent (`around_broadcast`), and only when they sent nothing and the
+server is fully idle. The request rides that broadcast, so every rank runs it like any other, and knows its id: ids have
+a prefix drawn at start and are recognised by the set of those in the engine, so no client's can be taken for one.
+What would be lost for a slice is asked the same way (`Look`), since asking brings the policy up to date, which all
+ranks must do at the same point.
+
+Out: finished ones are dropped where outputs are streamed, aborted ones where aborts are sent. They are not observed
+(`scheduler._is_own`), so nothing is learned from them.
+
+While a slice runs, what clients send is served as ever, except for control requests (flush, weights, LoRA, pause): some
+of them fail on a server that is not idle, so they wait until the slice is done, with what came after them.
+
+A fault here switches warmup off; what is in the engine is still kept from clients.
+"""
+
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from radix_policy.events import Prompt
+from radix_policy.prompts import TokenPrompt
+from radix_policy.warm_anchors import Anchor
+from radix_policy.warmup import Held, Look, Planner, Slice, WarmupConfig, peek
+from sglang_scout.bridge import Bridge
+from sglang_scout.preflight import Seam
+from sglang_scout.scheduler import ClockTick, Hook, bridge_of
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 64  # polls after which a slice that is still in the engine is taken back
+SETTLE = 3  # polls after the end of a slice until SGLang calls itself idle (with overlap its batch outlives it by two)
+GIVEN_UP = 1024  # polls after which nothing waits for it any more
+
+
+WORK = (
+    "TokenizedGenerateReqInput",
+    "TokenizedEmbeddingReqInput",
+    "BatchTokenizedGenerateReqInput",
+    "BatchTokenizedEmbeddingReqInput",
+    "AbortReq",
+)
+
+
+class Space(NamedTuple):
+    """The namespace of an anchor as SGLang has it."""
+
+    extra_key: str | None  # the client's
+    cache_salt: str | None
+    lora_id: str | None
+    whole_key: str | None  # Req.extra_key: the client's with the LoRA's id behind it
+
+
+class Injected(NamedTuple):
+    """A warmup request on its way to all ranks."""
+
+    request: Any
+
+
+class _Process:
+    """The warmup of this process's scheduler."""
+
+    warmup: "Warmup | None" = None
+
+
+class Warmup:
+    """One per tree cache whose config turns warmup on."""
+
+    def __init__(self, config: WarmupConfig, bridge: Bridge) -> None:
+        self.bridge = bridge
+        self.planner = Planner(config, bridge.runtime)
+        self.on = True
+        self.decides = False  # this rank broadcasts what clients send
+        self.scheduler: Any = None
+        self.own: dict[str, int] = {}  # tokens of the slices in the engine, by rid
+        self._prefix = f"scout-warmup-{secrets.token_hex(16)}-"
+        self._number = 0
+        self._sent: Space | None = None  # of the slice in the engine, on the rank that decides
+        self._held: list[Any] = []  # control requests that wait for the slice, and what came after them
+        self._polls = 0  # since the slice was sent
+        self._settling = 0  # polls until control requests need not wait any more
+        self._told_closed = 0  # times that the gate's closing was logged
+        bridge.warmup = self
+        bridge.own = self.own
+
+    def fail(self) -> None:
+        """Call inside `except`."""
+        self.bridge.count_fault("warmup")
+        if self.on:
+            logger.error("sglang-scout: after a fault warmup is off until the server is started again")
+        self.on = False
+
+    # ---- bridge.Follower ----
+
+    def matched(self, rid: str, tokens: int) -> None:
+        """A request found so many tokens of its prompt."""
+        if not (self.on and self.decides):
+            return
+        try:
+            request = self.bridge.runtime.requests.get(rid)
+            if request is not None:
+                self.planner.matched(request, tokens, time.monotonic())
+        except Exception:
+            self.fail()
+
+    def left(self, rid: str) -> None:
+        """A request left the engine."""
+        self.planner.left()
+
+    def emptied(self) -> None:
+        """The tree was reset."""
+        self.planner.reset()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The planner's numbers, with ours."""
+        found: dict[str, Any] = {}
+        try:
+            found = self.planner.snapshot()
+        except Exception:
+            self.fail()
+        return {"on": self.on, "in_flight": len(self.own), "delayed": len(self._held), **found}
+
+    # ---- in ----
+
+    def queued(self, req: Any, is_retracted: bool) -> None:
+        """A request is in the waiting queue, or was turned away from it."""
+        if req.rid in self.own:
+            space = self._sent
+            if space is not None and (req.extra_key, req.cache_salt, req.lora_id) != (
+                space.whole_key,
+                space.cache_salt,
+                space.lora_id,
+            ):
+                raise AssertionError("SGLang changed the namespace of a warmup")
+            return
+        if not (self.on and self.decides) or is_retracted or req.is_retracted:
+            return
+        request = self.bridge.runtime.requests.get(req.rid)
+        if request is None:
+            return
+        key, lora = req.extra_key, req.lora_id
+        plain = (
+            req.multimodal_inputs is None
+            and req.input_embeds is None
+            and req.positional_embed_overrides is None
+            and req.token_type_ids is None
+            and req.session is None
+        )
+        own_key = key.removesuffix(lora) or None if lora is not None and key is not None else key
+        self.planner.arrived(request, Space(own_key, req.cache_salt, lora, key), plain=plain)
+
+    def decide(self, recv_reqs: Sequence[Any]) -> Injected | Look | None:
+        """Rank 0, just before it broadcasts: what to add."""
+        self.decides = True
+        if recv_reqs or self.own or self._held or not (self.on and self.bridge.live):
+            return None
+        now = time.monotonic()
+        if not self.planner.due(now) or not self._is_idle():
+            return None
+        scheduler = self.scheduler
+        chunk = scheduler.chunked_prefill_size
+        if chunk is not None and 0 < chunk < self.planner.slice:
+            self.planner.slice = chunk
+        plan = self.planner.plan(now, scheduler.token_to_kv_pool_allocator.available_size(), self._on_device)
+        return self._injected(plan) if isinstance(plan, Slice) else plan
+
+    def _is_idle(self) -> bool:
+        scheduler = self.scheduler
+        return (
+            scheduler is not None
+            and not scheduler._engine_paused
+            and not scheduler._deferred_input_requests
+            and scheduler.is_fully_idle()
+        )
+
+    def _on_device(self, anchor: Anchor) -> Held:
+        """How much of the anchor the device holds; all of it when it must not be warmed."""
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        space = anchor.space
+        assert isinstance(space, Space)
+        ids = anchor.head.ids(0, anchor.length)
+        numbers = np.frombuffer(ids, dtype=np.int64)
+        known = space.lora_id is None or space.lora_id in self.scheduler.tp_worker.model_runner.lora_manager.loras
+        if not known or int(numbers.max()) >= self.scheduler.model_config.vocab_size or int(numbers.min()) < 0:
+            self.planner.anchors.drop(anchor.key)
+            return Held(anchor.length)
+        key = RadixKey(ids, extra_key=space.whole_key, cache_salt=space.cache_salt)
+        tokens, node, _ = self.scheduler.tree_cache.tree_core.match_full_device_prefix(key)
+        return Held(tokens, node)
+
+    def _injected(self, plan: Slice) -> Injected:
+        assert isinstance(plan.space, Space)
+        self._sent = plan.space
+        self._number += 1
+        if self._number == 1:
+            agents = self.bridge.runtime.world.identifier.agents
+            logger.info(
+                "sglang-scout: first warmup: tokens %d to %d of the anchor of %s",
+                plan.begin,
+                plan.end,
+                agents.name(plan.key[1]),
+            )
+        return Injected(make_request(f"{self._prefix}{self._number}", plan.prompt, plan.space))
+
+    def received(self, received: list[Any]) -> list[Any]:
+        """Every rank, just after the broadcast: what goes on to the scheduler."""
+        passed = []
+        for item in received:
+            if isinstance(item, Injected):
+                self.own[item.request.rid] = len(item.request.input_ids)
+                self._polls = 0
+                passed.append(item.request)
+            elif isinstance(item, Look):
+                self._look(item)
+            else:
+                passed.append(item)
+        if self.own:
+            self._polls += 1
+            self._settling = SETTLE
+            if self._polls % PATIENCE == 0:
+                return [*self._take_back(), *self._hold(passed)]
+        elif self._settling:
+            self._settling -= 1
+        return self._hold(passed)
+
+    @property
+    def listens(self) -> bool:
+        """Whether `received` must be called even if nothing was received."""
+        return bool(self.own or self._held or self._settling)
+
+    def _look(self, look: Look) -> None:
+        try:
+            victims = peek(self.bridge.runtime, look) if self.bridge.live else None
+            if self.decides:
+                self.planner.looked(look, victims)
+        except Exception:
+            self.fail()
+
+    def _take_back(self) -> list[Any]:
+        """The slice does not get on: every rank aborts it, in the same poll."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        return [AbortReq(rid=rid) for rid in self.own]
+
+    def _hold(self, items: list[Any]) -> list[Any]:
+        """Let pass what a running slice does not disturb; the rest waits, in order, until it is done."""
+        waiting, self._held = [*self._held, *items], []
+        if not self._settling or self._polls >= GIVEN_UP:
+            return waiting
+        for at, item in enumerate(waiting):
+            if not is_work(item):
+                self._held = [later for later in waiting[at:] if not isinstance(later, ClockTick)]
+                return [*waiting[:at], *(later for later in waiting[at:] if isinstance(later, ClockTick))]
+        return waiting
+
+    # ---- out ----
+
+    def streamed(self, req: Any) -> None:
+        """An output of a slice, which goes nowhere."""
+        if not req.finished() or req.finished_output:
+            return
+        req.finished_output = True
+        if req.finished_len is None:
+            req.finished_len = len(req.output_ids)
+        self.own.pop(req.rid, None)
+        if req.finished_reason.to_json()["type"] == "abort":
+            self.planner.aborted()
+        else:
+            self.planner.finished(req.cached_tokens, time.monotonic())
+        self._tell()
+
+    def dropped(self, req: Any) -> None:
+        """A slice was aborted before it ran."""
+        self.own.pop(req.rid, None)
+        self.planner.aborted()
+
+    def _tell(self) -> None:
+        account = self.planner.account
+        if account.closings != self._told_closed:
+            self._told_closed = account.closings
+            logger.info(
+                "sglang-scout: warmup pauses: of %d tokens warmed so far %d were used",
+                account.tokens,
+                account.useful_tokens,
+            )
+
+    @property
+    def eager(self) -> bool:
+        """Whether the scheduler should look again at once instead of sleeping."""
+        if self._held:
+            return True
+        return self.on and self.decides and self.bridge.live and not self.own and self.planner.due(time.monotonic())
+
+
+def make_request(rid: str, prompt: Prompt, space: Space) -> Any:
+    """The prefill of a prompt, with no token generated."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    sampling = SamplingParams(max_new_tokens=0, temperature=0.0, ignore_eos=True)
+    sampling.normalize(None)
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text="",
+        input_ids=prompt.ids(0, len(prompt)),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling,
+        return_logprob=False,
+        logprob_start_len=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+        lora_id=space.lora_id,
+        extra_key=space.extra_key,
+        cache_salt=space.cache_salt,
+        no_logs=True,
+    )
+
+
+def is_work(item: Any) -> bool:
+    """Whether a client's request is one to be run, or an abort; everything else may want an idle server."""
+    return isinstance(item, _work_types())
+
+
+@functools.cache
+def _work_types() -> tuple[type, ...]:
+    from sglang.srt.managers import io_struct
+
+    return (*(getattr(io_struct, name) for name in WORK), ClockTick)
+
+
+# ---- hooks ----
+
+
+def on_ingest(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE Scheduler.ingest_requests: once per iteration, on every rank."""
+    bridge = bridge_of(scheduler.tree_cache)
+    found = bridge.warmup if bridge is not None else None
+    _Process.warmup = found if isinstance(found, Warmup) else None
+    if _Process.warmup is not None:
+        _Process.warmup.scheduler = scheduler
+
+
+def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any, local_reqs: Any = None) -> Any:
+    """AROUND SchedulerRequestReceiver._broadcast_reqs_across_ranks; `recv_reqs` is a list on the sending rank only."""
+    warmup = _Process.warmup
+    if warmup is None:
+        return original(receiver, recv_reqs, local_reqs)
+    added = None
+    if recv_reqs is not None:
+        try:
+            added = warmup.decide(recv_reqs)
+        except Exception:
+            warmup.fail()
+    if added is not None:
+        local_reqs = [*(local_reqs or ()), added]
+    received = original(receiver, recv_reqs, local_reqs)
+    if not received and not warmup.listens:
+        return received
+    return warmup.received([*(received or ())])
+
+
+def on_added(result: Any, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
+    """AFTER Scheduler._add_request_to_queue."""
+    warmup = _Process.warmup
+    if warmup is None:
+        return
+    try:
+        warmup.queued(req, is_retracted)
+    except Exception:
+        warmup.fail()
+
+
+def around_stream(
+    original: Callable[..., Any],
+    streamer: Any,
+    reqs: Sequence[Any],
+    return_logprob: bool,
+    skip_req: Any = None,
+    is_idle_batch: bool = False,
+) -> Any:
+    """AROUND SchedulerOutputStreamer._stream_output_generation: what leaves for the detokenizer."""
+    warmup = _Process.warmup
+    if warmup is not None and warmup.own:
+        mine = [req for req in reqs if req.rid in warmup.own]
+        if mine:
+            reqs = [req for req in reqs if req.rid not in warmup.own]
+            for req in mine:
+                try:
+                    warmup.streamed(req)
+                except Exception:
+                    warmup.fail()
+    return original(streamer, reqs, return_logprob, skip_req, is_idle_batch)
+
+
+def around_abort(original: Callable[..., Any], scheduler: Any, abort_req: Any, req: Any) -> Any:
+    """AROUND Scheduler.send_abort_output: requests that end outside the output stream."""
+    warmup = _Process.warmup
+    if warmup is not None and req.rid in warmup.own:
+        warmup.dropped(req)
+        return None
+    return original(scheduler, abort_req, req)
+
+
+def around_sleep(original: Callable[..., Any], sleeper: Any) -> Any:
+    """AROUND IdleSleeper.maybe_sleep (--sleep-on-idle), which sleeps up to a second unless a client sends something."""
+    warmup = _Process.warmup
+    return None if warmup is not None and warmup.eager else original(sleeper)
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_PARTS = "sglang.srt.managers.scheduler_components."
+
+HOOKS = (
+    Hook(_SCHEDULER, "Scheduler.ingest_requests", "before", on_ingest, ("self", "stop_at_pause")),
+    Hook(
+        _PARTS + "request_receiver",
+        "SchedulerRequestReceiver._broadcast_reqs_across_ranks",
+        "around",
+        around_broadcast,
+        ("self", "recv_reqs", "local_reqs"),
+    ),
+    Hook(_SCHEDULER, "Scheduler._add_request_to_queue", "after", on_added, ("self", "req", "is_retracted")),
+    Hook(
+        _PARTS + "output_streamer",
+        "SchedulerOutputStreamer._stream_output_generation",
+        "around",
+        around_stream,
+        ("self", "reqs", "return_logprob", "skip_req", "is_idle_batch"),
+    ),
+    Hook(_SCHEDULER, "Scheduler.send_abort_output", "around", around_abort, ("self", "abort_req", "req")),
+    Hook(_PARTS + "idle_sleeper", "IdleSleeper.maybe_sleep", "around", around_sleep, ("self",)),
+)
+
+# Needed only where warmup is on.
+SEAMS = (
+    *(Seam(hook.module, hook.name, hook.parameters) for hook in HOOKS),
+    Seam(_SCHEDULER, "Scheduler.is_fully_idle", ("self", "for_health_check", "ignore_waiting")),
+    Seam(_SCHEDULER, "Scheduler.abort_request", ("self", "recv_req")),
+    *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
+    Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),
+    Seam(
+        "sglang.srt.mem_cache.unified_cache.unified_tree_core",
+        "UnifiedTreeCore.match_full_device_prefix",
+        ("self", "key"),
+    ),
+    Seam(
+        "sglang.srt.managers.schedule_batch",
+        "Req.__init__",
+        None,
+        (
+            "multimodal_inputs",
+            "input_embeds",
+            "positional_embed_overrides",
+            "token_type_ids",
+            "session",
+            "cached_tokens",
+        ),
+    ),
+)
+
+
+def problems() -> list[str]:
+    """What SGLang lacks for warmup, one text each."""
+    from sglang_scout import preflight
+
+    found = [f"{f.path} {f.problem}" for f in preflight.check(SEAMS) if f.problem is not None]
+    if not found:
+        try:
+            make_request("probe", TokenPrompt((1, 2, 3)), Space(None, None, None, None))
+        except Exception as error:
+            found.append(f"TokenizedGenerateReqInput cannot be made ({type(error).__name__}: {error})")
+    return found
