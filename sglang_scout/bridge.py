@@ -495,8 +495,7 @@ class Bridge:
         counts = {**self.counters, "in_flight": len(self.runtime.requests)}
         if self.host is not None:
             inside["host"] = self.host.snapshot()
-        curve = self._on_curve(OnlineCurve.snapshot)
-        return {**inside, "live": self.live, "counters": counts, "curve": curve, "faults": dict(self.faults)}
         if self.warmup is not None:
             inside["warmup"] = self.warmup.snapshot()
-        return {**inside, "live": self.live, "counters": counts, "faults": dict(self.faults)}
+        curve = self._on_curve(OnlineCurve.snapshot)
+        return {**inside, "live": self.live, "counters": counts, "curve": curve, "faults": dict(self.faults)}

@@ -1,6 +1,6 @@
 """A real server with HiCache and admission answers what a server without any cache answers.
 
-SGLANG_SCOUT_REQUESTS: requests per server (default 400).
+SGLANG_SCOUT_REQUESTS: requests per server (default 250).
 """
 
 import importlib.util
@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free"),
 ]
 
-REQUESTS = int(os.environ.get("SGLANG_SCOUT_REQUESTS", "400"))
-POOL = 1600  # tokens; eight sessions hold some 3,000
+REQUESTS = int(os.environ.get("SGLANG_SCOUT_REQUESTS", "250"))
+POOL = 800  # tokens; eight sessions hold some 2,500
 
 
 def requests() -> list[tuple[list[int], dict[str, Any]]]:

@@ -119,7 +119,7 @@ def test_the_plan_of_a_server_is_the_plan_of_what_it_was_sent(
 
 
 @pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free")
-@pytest.mark.parametrize("ratio", [2, 3])
+@pytest.mark.parametrize("ratio", [3])
 def test_the_host_tier_computes_what_is_predicted(
     ratio: int,
     start_server: Callable[..., Server],
