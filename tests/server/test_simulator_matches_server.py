@@ -135,7 +135,7 @@ def test_same_cached_tokens(
 @pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free")
 @pytest.mark.parametrize(
     ("policy", "core", "mode"),
-    [("lru", "rust", "none"), ("scout", "rust", "measured"), ("scout", "python", "measured")],
+    [("scout", "rust", "measured"), ("scout", "python", "measured")],
 )
 def test_same_tokens_with_a_host_tier(
     policy: str,

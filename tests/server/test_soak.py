@@ -1,6 +1,6 @@
 """A real server under random traffic: aborts, chunks, retraction, flushes, trims. Nothing leaks, the mirror is exact.
 
-SGLANG_SCOUT_SOAK: seconds of traffic per server (default 35).
+SGLANG_SCOUT_SOAK: seconds of traffic per server (default 30).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 
-SECONDS = float(os.environ.get("SGLANG_SCOUT_SOAK", "35"))
+SECONDS = float(os.environ.get("SGLANG_SCOUT_SOAK", "30"))
 CLIENTS = 6
 
 

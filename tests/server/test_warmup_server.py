@@ -96,12 +96,12 @@ def play(server: Server, generate: Generate, calls: list[tuple[list[int], dict[s
     return answers
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_it_helps_a_pipeline_and_changes_no_answer(overlap: bool, start_server: Any, generate: Generate) -> None:
-    calls = pipeline(sessions=5)
+def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: Generate) -> None:
+    """Off without the overlap schedule, on with it: not even that changes an answer."""
+    calls = pipeline(sessions=4)
     outputs, cached = [], []
     for config in (None, CONFIG):
-        env = {**VERIFY, CPU_OVERLAP_ENV: str(int(overlap))}
+        env = {**VERIFY, CPU_OVERLAP_ENV: str(int(config is not None))}
         server = start_server("scout", policy_config=config, max_total_tokens=POOL, env=env)
         answers = play(server, generate, calls)
         outputs.append([answer["output_ids"] for answer in answers])
@@ -111,8 +111,8 @@ def test_it_helps_a_pipeline_and_changes_no_answer(overlap: bool, start_server: 
             server.stop()
     assert outputs[0] == outputs[1]
     warmup = assert_sound(server)["warmup"]
-    assert warmup["useful_tokens"] > 3000 and warmup["gate"] == "open"
-    assert cached[1] > cached[0] + 3000, "what was useful shows in what the clients are told"
+    assert warmup["useful_tokens"] > 2000 and warmup["gate"] == "open"
+    assert cached[1] > cached[0] + 2000, "what was useful shows in what the clients are told"
     assert "first warmup" in server.log_path.read_text(errors="replace")
 
 
@@ -177,7 +177,7 @@ def test_two_tensor_parallel_ranks_agree(start_server: Any, generate: Generate) 
         extra_args=["--tp", "2"],
         env={**VERIFY, CPU_OVERLAP_ENV: "1", "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"},
     )
-    play(server, generate, pipeline(sessions=4, pause=2.0))
+    play(server, generate, pipeline(sessions=3, pause=1.5))
     assert assert_sound(server)["warmup"]["useful_tokens"] > 500
     log = server.log_path.read_text(errors="replace")
     assert "Rank consensus checker is enabled" in log and "Found rank divergence" not in log
@@ -192,7 +192,7 @@ def test_what_is_in_the_host_tier_comes_back_by_itself(start_server: Any, genera
         extra_args=["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-mem-layout", "layer_first"],
         env={**VERIFY, CPU_OVERLAP_ENV: "1"},
     )
-    play(server, generate, pipeline(sessions=5))
+    play(server, generate, pipeline(sessions=4))
     state = assert_sound(server)
     assert state["warmup"]["issued"] > 0 and state["counters"]["load_backs"] > 0
     assert state["warmup"]["tokens"] < ANCHOR * AGENTS, "loaded back, not computed again"
@@ -205,9 +205,9 @@ def test_namespaces_and_skipped_polls_and_no_tokenizer(start_server: Any, post: 
         policy_config=CONFIG,
         max_total_tokens=POOL,
         extra_args=["--scheduler-recv-interval", "8", "--skip-tokenizer-init"],
-        env={**VERIFY, CPU_OVERLAP_ENV: "1"},
+        env={**VERIFY, CPU_OVERLAP_ENV: "0"},
     )
-    for tokens, tag, _ in pipeline(sessions=6):
+    for tokens, tag, _ in pipeline(sessions=5):
         time.sleep(1.0)
         with contextlib.suppress(urllib.error.HTTPError):
             answer = post(
@@ -225,4 +225,4 @@ def test_namespaces_and_skipped_polls_and_no_tokenizer(start_server: Any, post: 
             )
     assert answer["meta_info"]["cached_tokens"] > 0
     warmup = assert_sound(server)["warmup"]
-    assert warmup["useful_tokens"] > 3000
+    assert warmup["useful_tokens"] > 2000
