@@ -200,7 +200,10 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
         rows = []
         for point in own:
             figures = by_key[_name(point.key())]
-            plain = by_key.get(_name({**point.key(), "mode": "none"}), figures)
+            plain = by_key.get(_name({**point.key(), "mode": "none"}))
+            change = math.nan
+            if plain is not None:
+                change = figures["computed_prefill_tokens"] / max(plain["computed_prefill_tokens"], 1) - 1
             rows.append(
                 [
                     _Text(point.size),
@@ -208,7 +211,7 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
                     point.mode,
                     *([point.kappa, point.theta, point.admission_chunk] if _swept(points) else []),
                     *(_Thousands(figures[name]) for name in _COLUMNS[:3]),
-                    _Change(figures["computed_prefill_tokens"] / max(plain["computed_prefill_tokens"], 1) - 1),
+                    _Change(change),
                     figures["declined_requests"],
                     _Share(figures.get("declined_useless", math.nan)),
                     _Thousands(figures["makespan_s"]),
@@ -271,7 +274,7 @@ class _Thousands(float):
 
 class _Change(float):
     def __str__(self) -> str:
-        return f"{100 * self:+.1f} %"
+        return "" if math.isnan(self) else f"{100 * self:+.1f} %"
 
 
 class _Share(float):
