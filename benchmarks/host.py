@@ -18,7 +18,7 @@ from benchmarks import traces
 from benchmarks.pool import Stopped, spread, status_of
 from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
 from benchmarks.simulate import MAX_CONCURRENCY, Source
-from radix_policy.admission import MODES, AdmissionConfig
+from radix_policy.admission import MODES, AdmissionConfig, published_working_set
 from radix_policy.config import ConfigError, build
 from radix_policy.eviction import POLICIES
 from radix_policy.hardware import OffloadCost
@@ -26,7 +26,7 @@ from radix_policy.runtime import Runtime
 from radix_policy.simulator.engine import CHUNK
 from radix_policy.simulator.run import parse_spec
 from radix_policy.simulator.tiered_loop import HardwareCosts, TieredLoop
-from radix_policy.working_set import ReuseCurve, published_working_set
+from radix_policy.working_set import ReuseCurve
 from radix_policy.workloads import Workload, make
 from sglang_scout import plan_hardware
 from sglang_scout.plan_report import PlanError

@@ -129,8 +129,8 @@ def pairs(text: str) -> list[tuple[int, float]]:
             factor = float(size.removesuffix("F"))
         except ValueError:
             factor = 0.0
-        if number is None or not 1 <= number <= MAX_CONCURRENCY or not 0 < factor <= MAX_FACTOR:
-            raise UsageError(f"--points: CONCURRENCY:CAPACITY in F, as in {POINTS}, not {part!r}")
+        if number is None or not 1 <= number <= MAX_CONCURRENCY or not 1 < factor <= MAX_FACTOR:
+            raise UsageError(f"--points: CONCURRENCY:CAPACITY in F, above 1, as in {POINTS}, not {part!r}")
         found.append((number, factor))
     if not found:
         raise UsageError("--points names none")
@@ -140,7 +140,7 @@ def pairs(text: str) -> list[tuple[int, float]]:
 def measure(point: Point) -> dict[str, Any]:
     """Run one point."""
     workload = _made(point.workload, point.seed, point.sessions, point.concurrency >= 64)
-    capacity = max(int(point.factor * workload.largest), 1)
+    capacity = int(point.factor * workload.largest)
     outcome = play(workload, point.policy, point.mode, capacity, point.concurrency)
     times = sorted(1000 * t for t in outcome.ttft) or [0.0]
     return {

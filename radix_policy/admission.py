@@ -53,6 +53,11 @@ class AdmissionConfig:
     )
 
 
+def published_working_set(live_sessions: int, mean_prompt: float) -> float:
+    """(A - 1) * mean prompt, tokens: what may be used between two calls of a session (EfficientAgent, section 4)."""
+    return max(live_sessions - 1, 0) * mean_prompt
+
+
 class Tier(NamedTuple):
     """The host tier when a decision is made."""
 
@@ -89,15 +94,22 @@ class Admission:
         self._evicted = 0  # tokens, when last asked
         self._evicted_at = -EVICTING  # request
 
-    def admits(self, request: "Request | None", prompt_tokens: int, host_tokens: int, tier: Tier) -> bool:
-        """Whether the request may write what it computes. Call it once per request, at its first lookup."""
+    def admits(
+        self, request: "Request | None", prompt_tokens: int, host_tokens: int, tier: Tier, may_decline: bool = True
+    ) -> bool:
+        """Whether the request may write what it computes. Call it once per request, at its first lookup.
+
+        With `may_decline` false it may, and what it tells is learned.
+        """
         self.asked += 1
+        if self.config.admission == "none":
+            return True
         if tier.evicted > self._evicted:
             self._evicted, self._evicted_at = tier.evicted, self.asked
         own = self._learn(request, prompt_tokens)
         b = self.chunk
         few = prompt_tokens // b - host_tokens // b <= self.config.admission_kappa
-        admitted = few or not self._is_pressed(own, prompt_tokens, host_tokens, tier)
+        admitted = few or not may_decline or not self._is_pressed(own, prompt_tokens, host_tokens, tier)
         if own is not None:
             own.resident = admitted
         self.declined += not admitted
@@ -126,10 +138,10 @@ class Admission:
 
     @property
     def working_set(self) -> float:
-        """W in tokens, as the mode has it; what `none` and `fixed` do not ask for is the published one."""
+        """W in tokens, as the mode has it; 0 under `none`, which learns nothing."""
         if self.config.admission == "measured":
             return self.reuse_distance
-        return max(self.sessions - 1, 0) * self.mean_prompt
+        return published_working_set(self.sessions, self.mean_prompt)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and the working set, JSON-ready."""
@@ -148,8 +160,8 @@ class Admission:
 
     def _is_pressed(self, own: _Context | None, n: int, h: int, tier: Tier) -> bool:
         mode, full = self.config.admission, self.config.admission_theta * tier.capacity
-        if mode in ("none", "fixed"):
-            return mode == "fixed"
+        if mode == "fixed":
+            return True
         if self.asked - self._evicted_at >= EVICTING:
             return False
         if mode == "conditioned":

@@ -183,7 +183,16 @@ class SampledCounts(Curve):
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CurveError(f"not a sampled curve: {type(error).__name__} {error}") from None
-        if made.chunk < 1 or not 0 < made.rate <= 1 or not all(0 <= b < _BUCKETS for b in (*hits, *needs)):
+        counts = (made.entries, made.calls, made.prompt_tokens, made.looked_up, made.sampled)
+        values = (*counts, *hits.values(), *needs.values())
+        if (
+            not 1 <= made.chunk <= 1 << 30
+            or not 1e-12 <= made.rate <= 1
+            or made.largest < 1
+            or (made.depth is not None and made.depth < 1)
+            or not all(0 <= b < _BUCKETS for b in (*hits, *needs))
+            or not all(0 <= value < 1e18 for value in values)
+        ):
             raise CurveError("not a sampled curve: its numbers are out of range")
         return made
 

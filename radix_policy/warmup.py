@@ -121,7 +121,7 @@ def peek(runtime: Runtime, look: Look) -> list[Victim] | None:
     gone: dict[NodeId, int] = {}  # children that would be lost, by parent
     bared: list[tuple[float, float, NodeId, Node]] = []  # nodes that would be leaves by then: (score, stamp, id, node)
     try:
-        while tokens > 0 and len(found) + len(seen) < VICTIMS:
+        while tokens > 0 and len(found) < VICTIMS:
             node = drain.next()
             worth = policy.score(node) if node is not None else 0.0
             if bared and (node is None or bared[0][:3] < (0.0 if lru else worth, node.stamp, node.id)):
@@ -340,6 +340,7 @@ class Planner:
         missed: dict[Key, float] = {}  # chance that no session calls it
         nobody, waiting, asked = 1.0, 0.0, 0  # chance that none calls again; those expected to; those asked
         tables = self.world.gaps.tables(0.85)  # the survival does not depend on gamma
+        rows: dict[int, dict[int, float]] = {}  # what is predicted, by the agent that was called last
         for session in reversed(self.world.sessions.live.values()):
             if asked >= SESSIONS:
                 nobody = 0.0
@@ -348,7 +349,7 @@ class Planner:
                 continue
             asked += 1
             alive = self._alive(session, now, tables)
-            for agent, p in self._next_of(session).items():
+            for agent, p in self._next_of(session, rows).items():
                 at = (session.namespace, agent)
                 missed[at] = missed.get(at, 1.0) * (1.0 - alive * p)
             nobody *= 1.0 - alive
@@ -366,13 +367,15 @@ class Planner:
         likely.sort(key=lambda pair: (-pair[1], pair[0]))
         return likely[:CANDIDATES]
 
-    def _next_of(self, session: Session) -> dict[int, float]:
-        """P(next) of one session by agent; empty where R is too small."""
+    def _next_of(self, session: Session, rows: dict[int, dict[int, float]]) -> dict[int, float]:
+        """P(next) of one session by agent; empty where R is too small. `rows` keeps what was worked out before."""
         r = self.predictability(session.agent)
         hint, trust = session.next_agent, self.world.hints.trust
         chances: dict[int, float] = {}
         if r >= self.config.warmup_r_min:
-            chances = {f.agent: f.probability for f in self.runtime.predict(session)}
+            if session.agent not in rows:
+                rows[session.agent] = {f.agent: f.probability for f in self.runtime.predict(session)}
+            chances = {**rows[session.agent]}
         if hint > POOLED:
             chances = {agent: (1.0 - trust) * p for agent, p in chances.items()}
             chances[hint] = chances.get(hint, 0.0) + trust

@@ -15,8 +15,6 @@ for it, also where it was used later than the request began. So running requests
 in which they began, and a request's tokens are as old as its end (`start` and `finish`; `call` is both at once).
 Without this, `coding_agents` with 16 sessions at a time is predicted to compute 20 to 35 % too little below two largest
 calls; with it, and calls in the order of that pool, 0.3 % of what the simulated engine computes, at every size.
-
-Working set as published (EfficientAgent, section 4): (A - 1) * mean prompt, A live sessions, in tokens.
 """
 
 from collections.abc import Sequence
@@ -180,11 +178,6 @@ def _path(node: SimNode) -> list[SimNode]:
         walk = walk.parent
     path.reverse()
     return path
-
-
-def published_working_set(live_sessions: int, mean_prompt: float) -> float:
-    """(A - 1) * mean prompt, tokens: what may be used between two calls of a session (EfficientAgent, section 4)."""
-    return max(live_sessions - 1, 0) * mean_prompt
 
 
 class Stability(NamedTuple):

@@ -255,6 +255,8 @@ class Bridge:
             oldest = next(iter(requests))
             self._on_curve(OnlineCurve.finished, oldest)
             self.observe(RequestFinished(oldest, aborted=True))
+            if self.host is not None:
+                self.host.left(oldest)
         self.counters["requests"] += 1
         self.counters["tagged"] += event.tag is not None
         if self.log is not None:
@@ -271,8 +273,8 @@ class Bridge:
             self.curve = None
             return None
 
-    def matched(self, rid: str, path: Sequence[int], tokens: int) -> None:
-        """A request's prompt was looked up; only the first time is passed on."""
+    def matched(self, rid: str, path: Sequence[int], tokens: int, on_device: int) -> None:
+        """A request's prompt was looked up: so many tokens found, and on the device; only the first time is told."""
         if self.live and self.is_unmatched(rid):
             request = self.runtime.requests[rid]
             self._on_curve(OnlineCurve.started, rid, request.prompt, request.namespace)
@@ -280,7 +282,7 @@ class Bridge:
             if self.host is not None:
                 self.host.looked_up(rid, path, tokens)
             if self.warmup is not None:
-                self.warmup.matched(rid, tokens)
+                self.warmup.matched(rid, on_device)
 
     def finished(self, rid: str, output_tokens: int, aborted: bool, stopped: bool) -> None:
         """A request left the engine; told once however often SGLang says so."""

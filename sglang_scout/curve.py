@@ -23,7 +23,7 @@ class CurveConfig:
         16, "tokens per chunk of a prompt that is sampled or not; at least a page", low=1, high=4096, unit="tokens"
     )
     curve_samples: int = key(
-        16384, "chunks that the sample holds at most; the share that is sampled falls as it fills", low=64, high=10**6
+        16384, "chunks that the sample holds at most; the share that is sampled falls as it fills", low=64, high=10**5
     )
     curve_depth: int = key(
         1 << 24,

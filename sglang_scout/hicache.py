@@ -5,6 +5,8 @@ the host has no room: SGLang then ends that chain of copies, takes no lock, and 
 over the same nodes. That is the answer here for what a declined request inserts, so a refusal is prefix-closed, touches
 nothing, and is never final.
 
+A warmup is a guess, and nobody's request: what it computes is not written, but by the request that comes for it.
+
 Decided when the request's prompt is first looked up. Nothing is declined under write-back (which writes only what the
 device loses), nor while a storage backend is attached (what does not get to the host would never get there), nor after
 a fault of ours.
@@ -33,6 +35,7 @@ class HostAdmission:
         self.evicted = 0  # tokens that the host tier has lost
         self.refused = 0  # tokens that were not written
         self.broken = False
+        self.always = config.admission == "none"  # everything is written
 
     @property
     def idle(self) -> bool:
@@ -52,8 +55,8 @@ class HostAdmission:
             request = self.bridge.runtime.requests.get(rid)
             if request is None:
                 return
-            admits = self.admission.admits(request, request.prompt_tokens, self._host_prefix(path, tokens), self.tier())
-            if not admits and not self.idle:
+            held = self._host_prefix(path, tokens)
+            if not self.admission.admits(request, request.prompt_tokens, held, self.tier(), not self.idle):
                 self.declined.add(rid)
         except Exception:
             self._break()
@@ -68,7 +71,14 @@ class HostAdmission:
 
     def refuses(self, tokens: int) -> bool:
         """Whether so many tokens that are being inserted may not be written."""
-        if self.bridge.inserting not in self.declined or self.idle:
+        try:
+            rid = self.bridge.inserting
+            if rid not in self.declined and (self.always or rid not in self.bridge.own):
+                return False
+            if self.idle:
+                return False
+        except Exception:
+            self._break()
             return False
         self.refused += tokens
         return True

@@ -101,7 +101,7 @@ class Mirrored(UnifiedTreeCoreInterface):
         if scout.live:
             node = self._walked(result.best_match_node, params.key)
             if node is not None and params.req is not None and scout.is_unmatched(params.req.rid):
-                scout.matched(params.req.rid, self._path(node), result.full_kv_hit_length)
+                scout.matched(params.req.rid, self._path(node), result.full_kv_hit_length, result.device_prefix_len)
         return result
 
     def begin_insert(self, params: Any) -> Any:

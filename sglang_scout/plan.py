@@ -27,6 +27,15 @@ __all__ = ["PlanError", "add_parser", "command", "plan", "run"]
 
 CONCURRENCY = 16  # sessions at a time, where a trace's is not given
 CHUNK = 16  # tokens, of a sampled trace
+# of what is given as a whole number
+_MOST = {
+    "concurrency": 4096,
+    "bytes_per_token": 10**9,
+    "device_tokens": 10**12,
+    "sample": 10**8,
+    "page_size": 10**6,
+}
+_MOST_TOKENS = 10**15  # of a host tier
 _NAMED = 5  # sessions that break their own prefix
 
 
@@ -69,6 +78,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], Curve]:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise PlanError(f"{plan_hardware.flag(name)} must be at least 1, not {value}")
+        if value is not None and value > _MOST[name]:
+            raise PlanError(f"{plan_hardware.flag(name)} must be at most {_MOST[name]:,}")
     plan_hardware.check(args)
     if args.plot is not None:
         plan_plot.check(Path(args.plot))
@@ -118,7 +129,7 @@ def _sizes(flag: str, text: str | None, whole: bool = False) -> tuple[float, ...
         sizes = tuple((int if whole else float)(part) for part in text.split(",")) if text is not None else ()
     except ValueError:
         sizes = (0,)
-    if not all(0 < size < float("inf") for size in sizes):
+    if not all(0 < size < 1e15 for size in sizes):
         kind = "whole numbers" if whole else "finite numbers"
         raise PlanError(f"{flag} must be {kind} above 0, with commas between them, not {text!r}")
     return sizes
@@ -130,6 +141,8 @@ def _host_tokens(tokens: Sequence[float], gib: Sequence[float], size: float | No
     sizes = {*map(int, tokens), *(int(n * GIB / size) for n in gib if size is not None)}
     if 0 in sizes:
         raise PlanError("--host-gib: smaller than one token")
+    if sizes and max(sizes) > _MOST_TOKENS:
+        raise PlanError(f"--host-tokens, --host-gib: at most {_MOST_TOKENS:,} tokens")
     return tuple(sorted(sizes))
 
 
@@ -143,7 +156,8 @@ def plan(
     # Who begins and ends when: in the device's pool, where calls wait for room, or one that never is too small.
     outcome = Study(workload, page_size=page_size).order(deployment.device_tokens or everything, concurrency)
     if not outcome.requests:
-        raise PlanError(f"--device-tokens {deployment.device_tokens}: no call of the trace fits")
+        asked = f"--device-tokens {deployment.device_tokens}, --page-size {page_size}"
+        raise PlanError(f"{asked}: no call of the trace fits")
     events = [(event // 2, event % 2 == 1) for event in outcome.log[::2]]
     curve: Curve
     sample = None

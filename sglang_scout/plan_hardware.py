@@ -7,6 +7,7 @@ from typing import Any
 from radix_policy.hardware import FLOPS_UTILISATION, GPUS, LINK_UTILISATION, MODELS, Gpu, Model, OffloadCost
 from sglang_scout.plan_report import PlanError
 
+MOST = 1e9  # of any number given: more is a slip, and would overflow further on
 _SHAPE = {"layers": "layers", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "head_dim"}
 
 
@@ -50,12 +51,16 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise PlanError(f"{flag(name)} must be a finite number above 0, not {value:g}")
+        if value is not None and not 1 / MOST <= value <= MOST:
+            raise PlanError(f"{flag(name)} must be in {1 / MOST:g}..{MOST:g}, not {value:g}")
     for name in (*_SHAPE, "tp"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise PlanError(f"{flag(name)} must be at least 1, not {value}")
+        if value is not None and value > 1_000_000:
+            raise PlanError(f"{flag(name)} must be at most 1,000,000")
     for name in ("flops_utilisation", "link_utilisation"):
-        if not 0 < getattr(args, name) <= 1:
+        if not 1e-6 <= getattr(args, name) <= 1:
             raise PlanError(f"{flag(name)} must be above 0 and at most 1, not {getattr(args, name):g}")
     for name, known in (("gpu", GPUS), ("model", MODELS)):
         value = getattr(args, name)

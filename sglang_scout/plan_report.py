@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radix_policy.admission import published_working_set
 from radix_policy.curves import Curve
 from radix_policy.hardware import PAID_UP_TO, SLOWED_FROM, OffloadCost
-from radix_policy.working_set import published_working_set
 
 GAIN = 0.01  # of all prompt tokens: what is too little to buy memory for
 FACTORS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # sizes shown, in largest calls

@@ -35,7 +35,11 @@ def ask(url: str, api_key: str | None = None) -> Running:
     scouts: list[dict[str, Any]] = [state["scout"] for state in states if isinstance(state, dict) and "scout" in state]
     if len(scouts) < len(states):
         raise PlanError(f"--url {url}: runs without a policy of sglang-scout (--radix-eviction-policy scout)")
-    if any("curve" in scout.get("faults", {}) for scout in scouts):
+    if not all(isinstance(scout, dict) for scout in scouts):
+        raise PlanError(f"--url {url}: answers, but not as the plug-in does")
+    if not all(scout.get("live", True) for scout in scouts):
+        raise PlanError(f"--url {url}: the plug-in observes nothing any more, after a fault which its log shows")
+    if any("curve" in (scout.get("faults") or {}) for scout in scouts):
         raise PlanError(f"--url {url}: the curve ended with a fault, which its log shows")
     if any(scout.get("curve") is None for scout in scouts):
         raise PlanError(f"--url {url}: its curve is off (key curve of --radix-eviction-policy-config)")
@@ -45,9 +49,16 @@ def ask(url: str, api_key: str | None = None) -> Running:
         raise PlanError(f"--url {url}: {error}") from None
     if curve.calls < MIN_CALLS:
         raise PlanError(f"--url {url}: has seen {curve.calls} calls, a plan needs at least {MIN_CALLS}")
-    device = int(info["max_total_num_tokens"])
-    size = _bytes_per_token(states[0])
-    return Running(curve, device, size, _host_tokens(info, device, size), int(info.get("tp_size") or 1))
+    try:
+        device = int(info["max_total_num_tokens"])
+        size = _bytes_per_token(states[0])
+        ranks = int(info.get("tp_size") or 1)
+        made = Running(curve, device, size, _host_tokens(info, device, size), ranks)
+        if not (device > 0 and ranks > 0 and (made.host_tokens is None or made.host_tokens > 0)):
+            raise ValueError("a size below 1")
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PlanError(f"--url {url}: /server_info names a size that makes no sense ({error})") from None
+    return made
 
 
 def _get(url: str, api_key: str | None) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class ScoutTreeCore(UnifiedTreeCore):
     def match_prefix(self, params: Any) -> Any:
         result = super().match_prefix(params)
         if params.req is not None and result is self._empty_match_result:  # shorter than a page: nothing was walked
-            self.scout.matched(params.req.rid, (), 0)
+            self.scout.matched(params.req.rid, (), 0, 0)
         return result
 
     def _match_post_processor(self, params: Any, value: Any, best_match_node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ class ScoutTreeCore(UnifiedTreeCore):
         self.scout.walked(path)
         if params.req is not None and self.scout.is_unmatched(params.req.rid):
             ids = [node_id for node_id, _ in reversed(path)]
-            self.scout.matched(params.req.rid, ids, result.full_kv_hit_length)
+            self.scout.matched(params.req.rid, ids, result.full_kv_hit_length, result.device_prefix_len)
         if best_match_node in self.evictable_host_leaves:
             self.scout.host_leaf(best_match_node.id)  # its stamp is another now, maybe its owner too
         return result

@@ -164,6 +164,10 @@ class Warmup:
         if not self.planner.due(now) or not self._is_idle():
             return None
         scheduler = self.scheduler
+        if not scheduler.is_generation:
+            logger.warning("sglang-scout: warmup is off: an embedding model's outputs leave where none is kept back")
+            self.on = False
+            return None
         chunk = scheduler.chunked_prefill_size
         if chunk is not None and 0 < chunk < self.planner.slice:
             self.planner.slice = chunk
@@ -207,6 +211,7 @@ class Warmup:
                 plan.end,
                 agents.name(plan.key[1]),
             )
+        logger.debug("sglang-scout: warmup %d: tokens %d to %d", self._number, plan.begin, plan.end)
         return Injected(make_request(f"{self._prefix}{self._number}", plan.prompt, plan.space))
 
     def received(self, received: list[Any]) -> list[Any]:
@@ -221,9 +226,11 @@ class Warmup:
                 self._look(item)
             else:
                 passed.append(item)
-        if self.own:
+        if self.own and self._polls < GIVEN_UP:
             self._polls += 1
             self._settling = SETTLE
+            if self._polls == GIVEN_UP:
+                self._lost()
             if self._polls % PATIENCE == 0:
                 return [*self._take_back(), *self._hold(passed)]
         elif self._settling:
@@ -243,6 +250,14 @@ class Warmup:
         except Exception:
             self.fail()
 
+    def _lost(self) -> None:
+        """The slice neither ended nor could be aborted: nothing waits for it any more, and it is the last one."""
+        self._settling = 0
+        try:
+            raise RuntimeError(f"a warmup request is in the engine after {GIVEN_UP} polls")
+        except RuntimeError:
+            self.fail()
+
     def _take_back(self) -> list[Any]:
         """The slice does not get on: every rank aborts it, in the same poll."""
         from sglang.srt.managers.io_struct import AbortReq
@@ -252,7 +267,7 @@ class Warmup:
     def _hold(self, items: list[Any]) -> list[Any]:
         """Let pass what a running slice does not disturb; the rest waits, in order, until it is done."""
         waiting, self._held = [*self._held, *items], []
-        if not self._settling or self._polls >= GIVEN_UP:
+        if not self._settling:
             return waiting
         for at, item in enumerate(waiting):
             if not is_work(item):
@@ -366,7 +381,11 @@ def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any
     received = original(receiver, recv_reqs, local_reqs)
     if not received and not warmup.listens:
         return received
-    return warmup.received([*(received or ())])
+    try:
+        return warmup.received([*(received or ())])
+    except Exception:
+        warmup.fail()
+        return [item for item in received or () if not isinstance(item, Injected | Look)]
 
 
 def on_added(result: Any, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -446,6 +465,7 @@ SEAMS = (
     *(Seam(hook.module, hook.name, hook.parameters) for hook in HOOKS),
     Seam(_SCHEDULER, "Scheduler.is_fully_idle", ("self", "for_health_check", "ignore_waiting")),
     Seam(_SCHEDULER, "Scheduler.abort_request", ("self", "recv_req")),
+    Seam(_SCHEDULER, "Scheduler.init_tokenizer", ("self",), ("is_generation",)),
     *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
     Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),
     Seam(

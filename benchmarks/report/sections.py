@@ -230,6 +230,27 @@ def host(page: Page, document: Document) -> None:
     page.table([n.replace("_", " ") for n in names], [[p.get(n) for n in names] for p in points])
 
 
+def warmup(page: Page, document: Document) -> None:
+    """Results of warmup."""
+    page.heading("Warmup")
+    names = (
+        "workload",
+        "concurrency",
+        "factor",
+        "mode",
+        "seed",
+        "hit_rate",
+        "ttft_ms",
+        "warmed_tokens",
+        "useful_tokens",
+    )
+    page.table([n.replace("_", " ") for n in names], [[_plain(p.get(n)) for n in names] for p in document["points"]])
+
+
+def _plain(value: Any) -> Any:
+    return value["mean"] if isinstance(value, dict) else value
+
+
 def closing(page: Page, documents: Sequence[Document]) -> None:
     """How the figures came about: commands, versions, machine, date."""
     page.heading("How these figures came about")
@@ -254,4 +275,5 @@ SECTIONS: dict[str, Callable[[Page, Document], None]] = {
     "simulate": simulated,
     "micro": micro,
     "host": host,
+    "warmup": warmup,
 }

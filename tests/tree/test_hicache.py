@@ -7,6 +7,8 @@ import pytest
 
 from launch.command import HOST_TIER_MIN_FREE_GIB, available_memory_gib
 from radix_policy.admission import Admission
+from radix_policy.events import RequestArrived, Tag
+from radix_policy.prompts import TokenPrompt
 from tests.tree.conformance import BLOCK, arrive, blocks
 from tests.tree.trees import SglangTree, Tokens
 
@@ -79,6 +81,36 @@ def test_nothing_is_declined_under_write_back(core: str) -> None:
     tree.evict(3 * BLOCK)
     tree.settle()
     assert used(tree) == 3 * BLOCK and not host(tree)["active"] and host(tree)["refused_tokens"] == 0
+
+
+@CORES
+def test_nobody_counts_as_declined_who_was_not(core: str) -> None:
+    tree = make(core, write_policy="write_back")
+    call(tree, "r1", blocks(1, 2, 3))
+    assert host(tree)["declined"] == 0 and host(tree)["asked"] == 1
+
+
+@CORES
+def test_requests_that_overflow_are_forgotten(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_scout.bridge.MAX_REQUESTS", 4)
+    tree = make(core)
+    assert tree.bridge is not None
+    for number in range(9):
+        prompt = TokenPrompt(blocks(number % 3, 1, 2))
+        tree.bridge.arrived(RequestArrived(f"r{number}", prompt, "", Tag("agent", "s")))
+        tree.match(blocks(number % 3, 1, 2), f"r{number}")
+    assert 0 < len(tree.bridge.host.declined) <= 4  # type: ignore[union-attr]
+
+
+@CORES
+def test_a_warmup_is_not_written(core: str) -> None:
+    tree = make(core, config={"admission": "measured"})
+    assert tree.bridge is not None
+    tree.bridge.own = {"warm": 1}
+    tree.insert(blocks(1, 2), "warm")
+    assert used(tree) == 0
+    call(tree, "r1", blocks(1, 2))
+    assert used(tree) == 2 * BLOCK, "by the request that came for it"
 
 
 @CORES

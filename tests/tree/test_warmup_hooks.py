@@ -48,6 +48,7 @@ class Rank:
             tree_cache=self.tree.cache,
             forward_ct=7,
             chunked_prefill_size=None,
+            is_generation=True,
             token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: self.free),
             model_config=SimpleNamespace(vocab_size=32_000),
             is_fully_idle=lambda: True,
@@ -328,6 +329,13 @@ def test_a_slice_that_does_not_get_on_is_taken_back_and_then_ignored(rank: Rank)
     got = [thing for _ in range(GIVEN_UP) for thing in rank.poll()]
     assert flush in got, "clients do not wait for ever"
     assert item.rid in rank.warmup.own, "and still get no output of it"
+    assert not rank.warmup.on, "nor is another one sent"
+
+
+def test_an_embedding_model_is_not_warmed() -> None:
+    rank = Rank().learn()
+    rank.engine.is_generation = False
+    assert rank.poll() == [] and not rank.warmup.on and not rank.warmup.own
 
 
 # ---- faults ----

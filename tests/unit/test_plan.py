@@ -194,6 +194,18 @@ SHAPE = ["--layers", "2", "--heads", "2", "--kv-heads", "2", "--head-dim", "8"]
     [
         (["--trace", "nowhere.gz"], "--trace nowhere.gz: no such file"),
         (["--concurrency", "0"], "--concurrency must be at least 1, not 0"),
+        (["--concurrency", "1000000000"], "--concurrency must be at most 4,096"),
+        (["--device-tokens", "9" * 400], "--device-tokens must be at most"),
+        (["--bytes-per-token", "9" * 400], "--bytes-per-token must be at most"),
+        (["--page-size", "1000000000"], "--page-size must be at most"),
+        (["--page-size", "100000"], "--page-size 100000: no call of the trace fits"),
+        (["--device-tokens", "9", "--host-tokens", "9" * 400], "--host-tokens must be whole numbers"),
+        (["--device-tokens", "9", "--bytes-per-token", "10", "--host-gib", "1e308"], "--host-gib must be finite"),
+        (["--active-parameters", "1e308"], "--active-parameters must be in"),
+        (["--tflops", "1e-320"], "--tflops must be in"),
+        (["--layers", "9" * 400], "--layers must be at most"),
+        (["--tp", "9" * 400], "--tp must be at most"),
+        (["--flops-utilisation", "1e-320"], "--flops-utilisation must be above 0"),
         (["--bytes-per-token", "-5"], "--bytes-per-token must be at least 1, not -5"),
         (["--device-tokens", "0"], "--device-tokens must be at least 1, not 0"),
         (["--sample", "0"], "--sample must be at least 1, not 0"),
@@ -281,7 +293,7 @@ def bridge(curve: OnlineCurve | None) -> Bridge:
 
 def arrive(to: Bridge, number: int, tokens: list[int], namespace: str = "") -> None:
     to.arrived(RequestArrived(f"r{number}", TokenPrompt(array("q", tokens)), namespace, None, 0))
-    to.matched(f"r{number}", (), 0)
+    to.matched(f"r{number}", (), 0, 0)
     to.finished(f"r{number}", 1, False, True)
 
 
@@ -423,8 +435,8 @@ def test_a_request_that_never_ran_is_not_counted() -> None:
     watched = bridge(online(curve_chunk=1))
     for number in range(3):
         watched.arrived(RequestArrived(f"r{number}", TokenPrompt([1, 2, 3, 4]), "", None, 0))
-    watched.matched("r1", (), 0)
-    watched.matched("r1", (), 0)  # again, after a retraction
+    watched.matched("r1", (), 0, 0)
+    watched.matched("r1", (), 0, 0)  # again, after a retraction
     for number in (0, 2, 1, 1):
         watched.finished(f"r{number}", 0, True, False)
     assert SampledCounts.from_json(watched.snapshot()["curve"]).calls == 1 and watched.faults == {}
@@ -433,7 +445,7 @@ def test_a_request_that_never_ran_is_not_counted() -> None:
 def test_a_flush_under_running_requests_is_no_fault() -> None:
     watched = bridge(online(curve_chunk=1))
     watched.arrived(RequestArrived("r", TokenPrompt([1, 2, 3, 4]), "", None, 0))
-    watched.matched("r", (), 0)
+    watched.matched("r", (), 0, 0)
     watched.reset(1)
     watched.finished("r", 1, False, True)
     assert watched.faults == {} and watched.curve is not None
@@ -443,7 +455,7 @@ def test_namespaces_and_plain_lists_of_tokens() -> None:
     watched = bridge(online(curve_chunk=1))
     for number, namespace in enumerate(["a", "b", "a"]):
         watched.arrived(RequestArrived(f"r{number}", TokenPrompt([1, 2, 3, 4]), namespace, None, 0))
-        watched.matched(f"r{number}", (), 0)
+        watched.matched(f"r{number}", (), 0, 0)
     assert SampledCounts.from_json(watched.snapshot()["curve"]).reachable == 3
 
 

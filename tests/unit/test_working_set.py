@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radix_policy.admission import published_working_set
 from radix_policy.prompts import Spans
 from radix_policy.simulator import Study, spans_of
-from radix_policy.working_set import ReuseCurve, published_working_set, stability
+from radix_policy.working_set import ReuseCurve, stability
 from radix_policy.workloads import Workload, make
 from radix_policy.workloads.base import SessionScript, make_call
 
