@@ -1,6 +1,6 @@
 """A real server with HiCache and admission answers what a server without any cache answers.
 
-SGLANG_SCOUT_REQUESTS: requests per server (default 250).
+SGLANG_SCOUT_REQUESTS: requests per server (default 150).
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from tests.server.test_policy_server import VERIFY, assert_sound, prompt
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.slow,  # a minute and a half on two free cores
+    pytest.mark.slow,  # a minute on two free cores
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
     pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free"),
 ]
 
-REQUESTS = int(os.environ.get("SGLANG_SCOUT_REQUESTS", "250"))
+REQUESTS = int(os.environ.get("SGLANG_SCOUT_REQUESTS", "150"))
 POOL = 800  # tokens; eight sessions hold some 2,500
 
 
@@ -65,7 +65,7 @@ def test_same_answers_as_without_a_cache(start_server: Callable[..., Server], ge
     found = answers(with_tiers, generate)
     state = assert_sound(with_tiers)
     host = state["host"]
-    assert host["declined"] > REQUESTS / 50 and host["evicted_tokens"] > POOL and state["counters"]["load_backs"] > 10
+    assert host["declined"] > REQUESTS / 50 and host["evicted_tokens"] > POOL and state["counters"]["load_backs"] > 3
     with_tiers.stop()
     without = answers(start_server("lru", max_total_tokens=4096, extra_args=["--disable-radix-cache"]), generate)
     assert sum(cached for _, cached in without) == 0 < sum(cached for _, cached in found)

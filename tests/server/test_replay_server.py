@@ -154,7 +154,7 @@ def until(condition: Any, timeout_s: float) -> None:
 @pytest.mark.slow  # +4 min
 def test_a_killed_compare_leaves_nothing_running_and_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "c.json"
-    words = ["--workload", "pipeline", "--sessions", "2", "--max-calls", "30", "--max-total-tokens", "2F"]
+    words = ["--workload", "pipeline", "--sessions", "2", "--max-calls", "18", "--max-total-tokens", "2F"]
     words += ["--policies", "lru,scout", "--model-path", str(tiny_model), "--logs", str(tmp_path)]
     mark = str(tmp_path)
     process = start_compare(mark, out, *words)
@@ -178,7 +178,7 @@ def test_a_killed_compare_leaves_nothing_running_and_goes_on(tiny_model: Path, t
     document = read(out)
     assert document["complete"] and document["outputs"] == {"checked": 1, "different": []}
     lru, scout = document["points"]
-    assert (lru["policy"], scout["policy"]) == ("lru", "scout") and lru["calls"] == scout["calls"] == 30
+    assert (lru["policy"], scout["policy"]) == ("lru", "scout") and lru["calls"] == scout["calls"] == 18
     assert scout["scout"][0]["faults"] == {} and scout["learned"]["rows"]
     assert "scout vs lru" in printed
 
@@ -187,14 +187,14 @@ def test_a_killed_compare_leaves_nothing_running_and_goes_on(tiny_model: Path, t
 @pytest.mark.skipif(not TAU.exists(), reason="the recorded traces are not beside this checkout")
 def test_a_slice_of_a_recorded_trace_runs_through_compare(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "tau.json"
-    words = ["--trace", str(TAU), "--max-calls", "24", "--max-total-tokens", "1.5F", "--model-path", str(tiny_model)]
+    words = ["--trace", str(TAU), "--max-calls", "12", "--max-total-tokens", "1.5F", "--model-path", str(tiny_model)]
     process = start_compare(str(tmp_path), out, *words, "--report", str(tmp_path / "report"))
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     document = read(out)
     assert document["outputs"] == {"checked": 1, "different": []}
     assert {p["trace"] for p in document["points"]} == {TAU.name}
-    assert all(p["calls"] == 24 and p["hit_rate"] > 0 for p in document["points"])
+    assert all(p["calls"] == 12 and p["hit_rate"] > 0 for p in document["points"])
     assert (tmp_path / "report" / "report.html").exists()
 
 

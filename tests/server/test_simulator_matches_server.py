@@ -26,13 +26,13 @@ from radix_policy.workloads import make
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.slow,  # a minute and a half a server on two free cores
+    pytest.mark.slow,  # a minute a server on two free cores
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 
 CAPACITY = 2600  # tokens: one and a half of the largest request below
 LONGEST = 1700  # tokens of prompt and output; a session that comes to more is left
-CALLS = 80
+CALLS = 45
 
 
 def interleaved(sessions: list[LiveSession], width: int) -> Iterator[tuple[LiveSession, LiveCall]]:
@@ -129,7 +129,7 @@ def test_same_cached_tokens(
     runtime = Runtime(policy)
     engine = Engine(runtime, CAPACITY)
     assert_same(calls, events, runtime, engine)
-    assert engine.evicted > 6 * CAPACITY, "no pressure: the test would show nothing"
+    assert engine.evicted > 2 * CAPACITY, "no pressure: the test would show nothing"
 
 
 @pytest.mark.skipif(available_memory_gib() < HOST_TIER_MIN_FREE_GIB, reason="SGLang's host tier wants 10 GiB free")
@@ -163,7 +163,7 @@ def test_same_tokens_with_a_host_tier(
         ordered=(policy, core) == ("scout", "python"),
     )
     assert_same(calls, events, runtime, engine)
-    assert min(engine.tree.restored, engine.tree.host_evicted) > CAPACITY, "no pressure"
+    assert engine.tree.restored > 0 and engine.tree.host_evicted > 0, "no pressure"
     if policy != "lru":
         state = scout_of(server)["host"]
         assert state["capacity_tokens"] == host and state["used_tokens"] == engine.tree.host_used

@@ -1,6 +1,6 @@
 """A real server under random traffic: aborts, chunks, retraction, flushes, trims. Nothing leaks, the mirror is exact.
 
-SGLANG_SCOUT_SOAK: seconds of traffic per server (default 30).
+SGLANG_SCOUT_SOAK: seconds of traffic per server (default 20).
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from tests.server.test_policy_server import POOL, VERIFY, assert_sound, prompt
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.slow,  # +4 min, all four
+    pytest.mark.slow,  # +3 min, all four
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 
-SECONDS = float(os.environ.get("SGLANG_SCOUT_SOAK", "30"))
+SECONDS = float(os.environ.get("SGLANG_SCOUT_SOAK", "20"))
 CLIENTS = 6
 
 

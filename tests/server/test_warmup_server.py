@@ -98,7 +98,7 @@ def play(server: Server, generate: Generate, calls: list[tuple[list[int], dict[s
 
 def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: Generate) -> None:
     """Off without the overlap schedule, on with it: not even that changes an answer."""
-    calls = pipeline(sessions=4)
+    calls = pipeline(sessions=4, pause=0.7)
     outputs, cached = [], []
     for config in (None, CONFIG):
         env = {**VERIFY, CPU_OVERLAP_ENV: str(int(config is not None))}
@@ -111,8 +111,8 @@ def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: 
             server.stop()
     assert outputs[0] == outputs[1]
     warmup = assert_sound(server)["warmup"]
-    assert warmup["useful_tokens"] > 2000 and warmup["gate"] == "open"
-    assert cached[1] > cached[0] + 2000, "what was useful shows in what the clients are told"
+    assert warmup["useful_tokens"] > 1000 and warmup["gate"] == "open"
+    assert cached[1] > cached[0] + 1000, "what was useful shows in what the clients are told"
     assert "first warmup" in server.log_path.read_text(errors="replace")
 
 
@@ -192,7 +192,7 @@ def test_what_is_in_the_host_tier_comes_back_by_itself(start_server: Any, genera
         extra_args=["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-mem-layout", "layer_first"],
         env={**VERIFY, CPU_OVERLAP_ENV: "1"},
     )
-    play(server, generate, pipeline(sessions=4))
+    play(server, generate, pipeline(sessions=4, pause=0.7))
     state = assert_sound(server)
     assert state["warmup"]["issued"] > 0 and state["counters"]["load_backs"] > 0
     assert state["warmup"]["tokens"] < ANCHOR * AGENTS, "loaded back, not computed again"
@@ -208,7 +208,7 @@ def test_namespaces_and_skipped_polls_and_no_tokenizer(start_server: Any, post: 
         env={**VERIFY, CPU_OVERLAP_ENV: "0"},
     )
     for tokens, tag, _ in pipeline(sessions=5):
-        time.sleep(1.0)
+        time.sleep(0.7)
         with contextlib.suppress(urllib.error.HTTPError):
             answer = post(
                 server.url,
@@ -225,4 +225,4 @@ def test_namespaces_and_skipped_polls_and_no_tokenizer(start_server: Any, post: 
             )
     assert answer["meta_info"]["cached_tokens"] > 0
     warmup = assert_sound(server)["warmup"]
-    assert warmup["useful_tokens"] > 2000
+    assert warmup["useful_tokens"] > 1000

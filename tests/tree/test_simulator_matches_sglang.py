@@ -345,7 +345,7 @@ def test_requests_that_overlap(policy: str, core: str) -> None:
 )
 def test_five_thousand_requests(policy: str, core: str, page: int) -> None:
     for name, concurrency, factor in (("pipeline", 4, 4.0), ("selector", 16, 8.0)):
-        workload, items = stream(name, 11, concurrency, 320)
+        workload, items = stream(name, 11, concurrency, 210)
         capacity = int(factor * workload.largest) // page * page
         real, simulated = RealServer(policy, capacity, page, core=core), SimulatedServer(policy, capacity, page)
         found, _ = differences(real, simulated, items)
