@@ -311,7 +311,8 @@ def test_no_worker_outlives_the_command(tmp_path: Path, numbers: list[signal.Sig
         process.send_signal(number)
         time.sleep(0.1)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == status and "Traceback" not in err, err
+    # a second Ctrl-C may find an interpreter that has nothing left to do but die of it: 130 as well, for a shell
+    assert process.returncode in (status, -signal.SIGINT if status == 130 else status) and "Traceback" not in err, err
     assert json.loads(target.read_text())["points"]
     while (left := [pid for pid in workers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -321,7 +322,7 @@ def test_no_worker_outlives_the_command(tmp_path: Path, numbers: list[signal.Sig
 def test_the_dispatcher(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ran(capsys, "--help")
     assert status == 0 and all(name in out for name in ("simulate", "replay", "compare", "micro", "report"))
-    assert "host tier" not in out, "not part of this checkout"
+    assert "host tier" in out and "warmup" in out
     status, _, err = ran(capsys, "nothing")
     assert status == 2 and len(err.splitlines()) == 1
     assert ran(capsys)[0] == 2
