@@ -8,15 +8,13 @@ is one interleaving of many, and which one it is depends on every millisecond: d
 import argparse
 import dataclasses
 import math
-import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from benchmarks import traces
-from benchmarks.pool import Stopped, spread, status_of
-from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
+from benchmarks.measuring import measure_all
+from benchmarks.results import Results, UsageError, check_sessions, table, whole, words
 from benchmarks.simulate import MAX_CONCURRENCY, Source
 from radix_policy.admission import MODES, AdmissionConfig, published_working_set
 from radix_policy.config import ConfigError, build
@@ -32,7 +30,7 @@ from sglang_scout import plan_hardware
 from sglang_scout.plan_report import PlanError
 
 CORES = ("rust", "python")
-_COLUMNS = ("computed_prefill_tokens", "written_tokens", "restored_tokens", "declined_requests", "makespan_s")
+_TOKENS = ("computed_prefill_tokens", "written_tokens", "restored_tokens")
 
 
 class Settings(NamedTuple):
@@ -122,25 +120,16 @@ def run(args: argparse.Namespace) -> int:
         identity=tuple(points[0].key()),
         settings=settings.record() | traces.digests([args.trace] if args.trace else ()),
     )
-    todo = [point for point in points if not results.has(point.key())]
-    if len(todo) < len(points):
-        progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
-    began = time.monotonic()
-    try:
-        jobs = min(args.jobs, os.cpu_count() or 1)
-        for done, (point, figures) in enumerate(spread(todo, measure, settings, jobs=jobs), 1):
-            results.add({**point.key(), **figures})
-            progress(
-                f"[{done}/{len(todo)}] A={point.concurrency} {point.size} {point.policy} {point.mode}: "
-                f"{figures['computed_prefill_tokens']:,} tokens computed  ({time.monotonic() - began:.0f} s)"
-            )
-    except (KeyboardInterrupt, Stopped) as stop:
-        kept = f", kept in {args.json}" if args.json else ""
-        progress(f"stopped: {len(results.points)} of {len(points)} points done{kept}")
-        return status_of(stop)
-    results.finish(point.key() for point in points)
+    stopped = measure_all(results, points, measure, settings, jobs=args.jobs, line=_line)
+    if stopped is not None:
+        return stopped
     print(report(points, results.points))
     return 0
+
+
+def _line(point: Point, figures: dict[str, Any]) -> str:
+    what = f"A={point.concurrency} {point.size} {point.policy} {point.mode}"
+    return f"{what}: {figures['computed_prefill_tokens']:,} tokens computed"
 
 
 def plan(args: argparse.Namespace) -> tuple[Settings, list[Point]]:
@@ -210,7 +199,7 @@ def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
                     _Fixed(figures["gamma_h"]),
                     point.mode,
                     *([point.kappa, point.theta, point.admission_chunk] if _swept(points) else []),
-                    *(_Thousands(figures[name]) for name in _COLUMNS[:3]),
+                    *(_Thousands(figures[name]) for name in _TOKENS),
                     _Change(change),
                     figures["declined_requests"],
                     _Share(figures.get("declined_useless", math.nan)),

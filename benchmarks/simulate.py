@@ -5,15 +5,13 @@ point see the same requests in the same order, and `opt` is what the best of all
 """
 
 import argparse
-import os
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import traces
-from benchmarks.pool import Stopped, spread, status_of
+from benchmarks.measuring import measure_all
 from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
 from radix_policy.config import ConfigError
 from radix_policy.eviction import POLICIES
@@ -124,28 +122,19 @@ def run(args: argparse.Namespace) -> int:
         settings=settings._asdict() | traces.digests(args.trace or ()),
     )
     _check(args.json, results.points)
-    todo = [point for point in points if not results.has(point.key())]
-    if len(todo) < len(points):
-        progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
-    began = time.monotonic()
-    jobs = min(args.jobs, os.cpu_count() or 1)
-    try:
-        for done, (point, figures) in enumerate(spread(todo, measure, settings, jobs=jobs), 1):
-            results.add({**point.key(), **figures})
-            progress(
-                f"[{done}/{len(todo)}] {_name(point.source)} C={point.concurrency} {point.capacity} {point.policy}: "
-                f"{100 * figures['hit_rate']:.2f} %  ({time.monotonic() - began:.0f} s)"
-            )
-    except (KeyboardInterrupt, Stopped) as stop:
-        kept = f", kept in {args.json}" if args.json else ""
-        progress(f"stopped: {len(results.points)} of {len(points)} points done{kept}")
-        return status_of(stop)
-    results.finish(point.key() for point in points)
+    stopped = measure_all(results, points, measure, settings, jobs=args.jobs, line=_line)
+    if stopped is not None:
+        return stopped
     for where in _torn(results.points):
         progress(f"{where}: the policies did not see the same order of requests: a bug, the figures cannot be compared")
         return 1
     print(report(points, results.points, settings))
     return 0
+
+
+def _line(point: Point, figures: dict[str, Any]) -> str:
+    what = f"{_name(point.source)} C={point.concurrency} {point.capacity} {point.policy}"
+    return f"{what}: {100 * figures['hit_rate']:.2f} %"
 
 
 def plan(args: argparse.Namespace) -> tuple[Settings, list[Point]]:

@@ -8,14 +8,12 @@ standard error over the seeds where there are several.
 
 import argparse
 import math
-import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from benchmarks.pool import Stopped, spread, status_of
-from benchmarks.results import Results, UsageError, check_sessions, progress, table, whole, words
+from benchmarks.measuring import measure_all
+from benchmarks.results import Results, UsageError, check_sessions, table, whole, words
 from benchmarks.simulate import MAX_CONCURRENCY, _quantile
 from radix_policy.config import rows
 from radix_policy.eviction import POLICIES
@@ -73,28 +71,16 @@ def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
     points = plan(args)
     results = Results("warmup", args.argv, args.json, seed=args.seed, identity=IDENTITY)
-    todo = [point for point in points if not results.has(point.key())]
-    if len(todo) < len(points):
-        progress(f"{len(points) - len(todo)} of {len(points)} points are in {args.json} already")
-    began = time.monotonic()
-    try:
-        for done, (point, figures) in enumerate(
-            spread(todo, measure, jobs=min(args.jobs, os.cpu_count() or 1)),
-            1,
-        ):
-            results.add({**point.key(), **figures})
-            progress(
-                f"[{done}/{len(todo)}] {point.workload} C={point.concurrency} {point.factor:g}F seed {point.seed} "
-                f"{point.mode}: {figures['ttft_ms']['mean']:.1f} ms, {100 * figures['hit_rate']:.2f} %  "
-                f"({time.monotonic() - began:.0f} s)"
-            )
-    except (KeyboardInterrupt, Stopped) as stop:
-        kept = f", kept in {args.json}" if args.json else ""
-        progress(f"stopped: {len(results.points)} of {len(points)} points done{kept}")
-        return status_of(stop)
-    results.finish(point.key() for point in points)
+    stopped = measure_all(results, points, measure, jobs=args.jobs, line=_line)
+    if stopped is not None:
+        return stopped
     print(report(points, results.points))
     return 0
+
+
+def _line(point: Point, figures: dict[str, Any]) -> str:
+    what = f"{point.workload} C={point.concurrency} {point.factor:g}F seed {point.seed} {point.mode}"
+    return f"{what}: {figures['ttft_ms']['mean']:.1f} ms, {100 * figures['hit_rate']:.2f} %"
 
 
 def plan(args: argparse.Namespace) -> list[Point]:

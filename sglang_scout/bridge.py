@@ -44,7 +44,6 @@ class Host(Protocol):
     def looked_up(self, rid: str, path: Sequence[int], tokens: int) -> None: ...
     def left(self, rid: str) -> None: ...
     def refuses(self, tokens: int) -> bool: ...
-    def reset(self) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
 
 
@@ -175,10 +174,8 @@ class Bridge:
             logger.warning("sglang-scout: the policy decides again")
             self.live = True
             self._listen()
-            if self.host is not None:
-                self.host.reset()
             for rid in [*self.runtime.requests]:  # nobody told how they ended
-                self.observe(RequestFinished(rid, aborted=True))
+                self._gone(RequestFinished(rid, aborted=True))
         if not self.live:
             return
         try:
@@ -252,11 +249,7 @@ class Bridge:
         requests = self.runtime.requests
         while self.live and len(requests) >= MAX_REQUESTS:
             self.counters["overflowed"] += 1
-            oldest = next(iter(requests))
-            self._on_curve(OnlineCurve.finished, oldest)
-            self.observe(RequestFinished(oldest, aborted=True))
-            if self.host is not None:
-                self.host.left(oldest)
+            self._gone(RequestFinished(next(iter(requests)), aborted=True))
         self.counters["requests"] += 1
         self.counters["tagged"] += event.tag is not None
         if self.log is not None:
@@ -290,12 +283,16 @@ class Bridge:
             self.counters["aborted" if aborted else "finished"] += 1
             if self.log is not None:
                 self.log.append((rid, output_tokens))
-            self._on_curve(OnlineCurve.finished, rid)
-            self.observe(RequestFinished(rid, output_tokens, aborted, stopped))
-            if self.host is not None:
-                self.host.left(rid)
-            if self.warmup is not None:
-                self.warmup.left(rid)
+            self._gone(RequestFinished(rid, output_tokens, aborted, stopped))
+
+    def _gone(self, event: RequestFinished) -> None:
+        """A request is over, for everybody who keeps something of it."""
+        self._on_curve(OnlineCurve.finished, event.rid)
+        self.observe(event)
+        if self.host is not None:
+            self.host.left(event.rid)
+        if self.warmup is not None:
+            self.warmup.left(event.rid)
 
     def tick(self, step: int, seconds: float) -> None:
         """The shared clock may have moved."""

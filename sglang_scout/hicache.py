@@ -65,10 +65,6 @@ class HostAdmission:
         """The request left the engine."""
         self.declined.discard(rid)
 
-    def reset(self) -> None:
-        """Nobody told how the requests in flight ended."""
-        self.declined.clear()
-
     def refuses(self, tokens: int) -> bool:
         """Whether so many tokens that are being inserted may not be written."""
         try:

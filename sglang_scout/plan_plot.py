@@ -27,12 +27,12 @@ def check(path: Path) -> None:
 
 
 def plot(report: Mapping[str, Any], curve: Curve, path: Path) -> None:
-    """Found share against size, device and host sizes marked; PNG (or what the name ends in). PlanError in one line."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter
-    except ImportError:
-        raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
+    """Found share against size, device and host sizes marked; PNG (or what the name ends in), as `check` allowed it.
+
+    PlanError in one line."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
     low, high = report["curve"][0]["tokens"], max(report["curve"][-1]["tokens"], report["curve"][0]["tokens"] + 1)
     sizes = sorted({round(low * (high / low) ** (i / _POINTS)) for i in range(_POINTS + 1)})
     prompt = max(report["prompt_tokens"], 1)

@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks import host
-from benchmarks.__main__ import main
 from radix_policy.admission import MODES
+from tests.unit.commands import ran
 
 SMALL = ["host", "--workload", "swe", "--sessions", "10", "--concurrency", "6", "--policies", "lru"]
-
-
-def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        status = main(list(words))
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_a_table_and_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -13,19 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks import results, simulate
-from benchmarks.__main__ import main
 from benchmarks.study_plan import CEILING_WHOLE, PARTS, Plan
+from tests.unit.commands import ran
 
 SMALL = ["simulate", "--workload", "selector", "--sessions", "4", "--seed", "7"]
-
-
-def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        status = main(list(words))
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_a_table_and_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

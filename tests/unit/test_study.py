@@ -24,6 +24,7 @@ from radix_policy.identity import IdentityConfig
 from radix_policy.runtime import Runtime, RuntimeConfig
 from radix_policy.simulator import Loop, parse_spec
 from radix_policy.workloads import make
+from tests.unit import commands
 
 PACKAGE = Path(radix_policy.__file__).parent
 SMALL = [Place("selector", 4, "2F", 100, None, 2), Place("drift", 4, "2F", 100, None, 2)]
@@ -36,12 +37,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        status = main(["study", *words])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
+    return commands.ran(capsys, "study", *words)
 
 
 # ---- the plan ----

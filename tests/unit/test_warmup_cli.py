@@ -5,18 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import main
+from tests.unit.commands import ran
 
 SMALL = ["warmup", "--workload", "pipeline", "--sessions", "3", "--points", "1:1.3"]
-
-
-def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        status = main(list(words))
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def test_a_table_and_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
