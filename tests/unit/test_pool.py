@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import simulate
+from benchmarks import measuring
 from benchmarks.__main__ import main
 from benchmarks.pool import WorkerLost, spread
 
@@ -31,7 +31,7 @@ def test_a_command_whose_worker_is_killed_says_so_in_one_line(monkeypatch: Any, 
     def lost(*_: Any, **__: Any) -> Any:
         return spread([-1, -1], double, jobs=2)
 
-    monkeypatch.setattr(simulate, "spread", lost)
+    monkeypatch.setattr(measuring, "spread", lost)
     status = main(["simulate", "--workload", "selector", "--policies", "lru", "--capacity", "2F", "--concurrency", "1"])
     said = capsys.readouterr().err
     assert status == 1
