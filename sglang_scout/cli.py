@@ -7,11 +7,11 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from radix_policy.config import ConfigError
-from sglang_scout import __version__, config, headers, preflight
+from sglang_scout import __version__, config, headers, preflight, warmup, warmup_metrics
 from sglang_scout import plan as planner
 
 _DISTRIBUTIONS = ("sglang", "torch", "numpy")
@@ -51,11 +51,12 @@ def examine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "(not installed)"
     installed = versions["sglang"] != "(not installed)"
-    seams, rust = [], []
+    seams, rust, warm = [], [], []
     if installed:
         _prepare()
-        seams = [{"name": f.path, "problem": f.problem} for f in preflight.check()]
-        rust = [{"name": f.path, "problem": f.problem} for f in preflight.check(preflight.RUST_SEAMS)]
+        seams, rust, warm = map(
+            _checked, (preflight.SEAMS, preflight.RUST_SEAMS, (*warmup.SEAMS, *warmup_metrics.SEAMS))
+        )
     try:
         headers.header_map(os.environ.get(headers.ENV, ""))
         problem = None
@@ -77,8 +78,13 @@ def examine() -> dict[str, Any]:
         "policies": list(config.NAMES),
         "seams": seams,
         "rust_seams": rust,
+        "warmup_seams": warm,
         "config": {name: [dict(zip(_COLUMNS, row)) for row in config.table(name)] for name in config.NAMES},
     }
+
+
+def _checked(seams: Iterable[preflight.Seam]) -> list[dict[str, Any]]:
+    return [{"name": f.path, "problem": f.problem} for f in preflight.check(seams)]
 
 
 def _prepare() -> None:
@@ -114,6 +120,9 @@ def lines(report: dict[str, Any]) -> list[str]:
     out.append(
         "tree core: " + ("Python, for the Rust core is not as expected" if bad else "Rust, where SGLang can use it")
     )
+    out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
+    bad = [seam for seam in report["warmup_seams"] if seam["problem"] is not None]
+    out.append("warmup: " + ("refused" if bad else "can be turned on"))
     out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
     for name, keys in report["config"].items():
         out += ["", f"{config.FLAG} {name}, keys of {config.CONFIG_FLAG}:"]

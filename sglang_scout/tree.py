@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
 from radix_policy.admission import AdmissionConfig
 from radix_policy.warmup import WarmupConfig
-from sglang_scout import config, hicache, preflight, scheduler, warmup
+from sglang_scout import config, hicache, preflight, scheduler, warmup, warmup_metrics
 from sglang_scout.bridge import Bridge
 from sglang_scout.curve import CurveConfig, OnlineCurve
 from sglang_scout.mirrored import HOST_QUANTUM
@@ -395,7 +395,7 @@ def make_core(params: Any, components: Any) -> Any:
         OnlineCurve(curve, params.page_size) if curve.curve else None,
     )
     if warm.warmup:
-        missing = warmup.problems() if preflight.SCHEDULER in sys.modules else []
+        missing = warmup.problems(warmup_metrics.SEAMS) if preflight.SCHEDULER in sys.modules else []
         if missing:
             raise Refused(f"sglang-scout: no warmup on SGLang {preflight.version()}: {'; '.join(missing)}")
         warmup.Warmup(warm, bridge)
@@ -414,7 +414,9 @@ def make_core(params: Any, components: Any) -> Any:
     else:
         core = ScoutTreeCore(params, components, bridge)
     logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
-    unhooked = scheduler.install(scheduler.HOOKS + hicache.HOOKS + (warmup.HOOKS if warm.warmup else ()))
+    unhooked = scheduler.install(
+        scheduler.HOOKS + hicache.HOOKS + (warmup.HOOKS + warmup_metrics.HOOKS if warm.warmup else ())
+    )
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")
     return core

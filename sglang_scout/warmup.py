@@ -19,6 +19,7 @@ import functools
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,8 @@ class Warmup:
         self.decides = False  # this rank broadcasts what clients send
         self.scheduler: Any = None
         self.own: dict[str, int] = {}  # tokens of the slices in the engine, by rid
+        self.recent: deque[str] = deque(maxlen=4)  # rids of the latest, which SGLang reports on after their end
+        self.exporter: Any = None  # sglang_scout.warmup_metrics
         self._prefix = f"scout-warmup-{secrets.token_hex(16)}-"
         self._number = 0
         self._sent: Space | None = None  # of the slice in the engine, on the rank that decides
@@ -220,6 +223,7 @@ class Warmup:
         for item in received:
             if isinstance(item, Injected):
                 self.own[item.request.rid] = len(item.request.input_ids)
+                self.recent.append(item.request.rid)
                 self._polls = 0
                 passed.append(item.request)
             elif isinstance(item, Look):
@@ -356,6 +360,11 @@ def _work_types() -> tuple[type, ...]:
 # ---- hooks ----
 
 
+def running() -> Warmup | None:
+    """The warmup of this process's scheduler."""
+    return _Process.warmup
+
+
 def on_ingest(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """BEFORE Scheduler.ingest_requests: once per iteration, on every rank."""
     bridge = bridge_of(scheduler.tree_cache)
@@ -489,11 +498,11 @@ SEAMS = (
 )
 
 
-def problems() -> list[str]:
-    """What SGLang lacks for warmup, one text each."""
+def problems(more: Sequence[Seam] = ()) -> list[str]:
+    """What SGLang lacks for warmup, or of `more` seams, one text each."""
     from sglang_scout import preflight
 
-    found = [f"{f.path} {f.problem}" for f in preflight.check(SEAMS) if f.problem is not None]
+    found = [f"{f.path} {f.problem}" for f in preflight.check([*SEAMS, *more]) if f.problem is not None]
     if not found:
         try:
             make_request("probe", TokenPrompt((1, 2, 3)), Space(None, None, None, None))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from launch.command import CPU_OVERLAP_ENV, HOST_TIER_MIN_FREE_GIB, available_memory_gib
 from launch.server import Server
@@ -96,13 +97,28 @@ def play(server: Server, generate: Generate, calls: list[tuple[list[int], dict[s
     return answers
 
 
+def scraped(server: Server) -> dict[tuple[Any, ...], float]:
+    """What Prometheus would scrape: (name, *(label, value)) without the labels that all samples of a server share."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=60) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    found: dict[tuple[Any, ...], float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        labels = {name: value for name, value in sample.labels.items() if name in ("mode", "outcome")}
+        key = (sample.name, *sorted(labels.items()))
+        found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
 def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: Generate) -> None:
     """Off without the overlap schedule, on with it: not even that changes an answer."""
     calls = pipeline(sessions=4, pause=0.7)
     outputs, cached = [], []
     for config in (None, CONFIG):
         env = {**VERIFY, CPU_OVERLAP_ENV: str(int(config is not None))}
-        server = start_server("scout", policy_config=config, max_total_tokens=POOL, env=env)
+        server = start_server(
+            "scout", policy_config=config, max_total_tokens=POOL, env=env, extra_args=["--enable-metrics"]
+        )
+        before = scraped(server)
         answers = play(server, generate, calls)
         outputs.append([answer["output_ids"] for answer in answers])
         cached.append(sum(answer["meta_info"]["cached_tokens"] for answer in answers))
@@ -113,7 +129,20 @@ def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: 
     warmup = assert_sound(server)["warmup"]
     assert warmup["useful_tokens"] > 1000 and warmup["gate"] == "open"
     assert cached[1] > cached[0] + 1000, "what was useful shows in what the clients are told"
-    assert "first warmup" in server.log_path.read_text(errors="replace")
+    log = server.log_path.read_text(errors="replace")
+    assert "first warmup" in log and "Warmup batch, #new-token: " in log
+
+    def new(name: str, **labels: str) -> float:
+        key = (name, *sorted(labels.items()))
+        return after.get(key, 0.0) - before.get(key, 0.0)
+
+    after = scraped(server)
+    computed = sum(len(tokens) for tokens, *_ in calls) - cached[1]
+    assert new("sglang:realtime_tokens_total", mode="prefill_compute") == computed, "no slice among clients' tokens"
+    assert new("sglang:realtime_tokens_total", mode="prefill_cache") == cached[1]
+    assert new("sglang:queue_time_seconds_count") == len(calls)
+    assert new("sglang_scout:warmup_tokens_total", outcome="useful") == warmup["useful_tokens"]
+    assert new("sglang_scout:warmup_requests_total", outcome="finished") == warmup["finished"]
 
 
 def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post: Any, tiny_model: Path) -> None:

@@ -315,7 +315,8 @@ def test_doctor_finds_everything_in_place() -> None:
     )
     report = json.loads(done.stdout)
     assert [seam for seam in report["seams"] if seam["problem"] is not None] == []
-    assert report["rust_seams"] and all(seam["problem"] is None for seam in report["rust_seams"])
+    for kind in ("rust_seams", "warmup_seams"):
+        assert report[kind] and all(seam["problem"] is None for seam in report[kind])
     assert done.returncode == 0 and report["ok"] and len(report["seams"]) > 50
     assert report["versions"]["sglang"] in report["tested_with"]
     assert {row["key"] for row in report["config"]["cachescout"]} >= {"E_max", "lambda", "max_agents"}
