@@ -41,7 +41,10 @@ CANDIDATES = 4  # likeliest agents that are looked at
 VICTIMS = 256  # leaves that a look takes in at most
 _AGAIN = 0.1  # seconds until the next try when nothing happened meanwhile, doubled with every try
 _AGAIN_MOST = 1.6
-_LEARNED = 8  # transitions between two looks at R, fewer at first
+_LEARNED = 8  # transitions between two looks at an agent's successors, fewer at first
+_RARE = 0.01  # chance below which a successor is left out
+_KNOWN = 256  # agents whose successors are kept at hand
+_FADES = 4096  # calls after which those of each agent count half
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,43 @@ def peek(runtime: Runtime, look: Look) -> list[Victim] | None:
     return found
 
 
+class _Known(NamedTuple):
+    """An agent's successors, as of one version of the transitions."""
+
+    version: int
+    r: float  # predictability
+    row: dict[int, float]  # P(next), the rare left out
+
+
+class _Called:
+    """How often each agent was called after another: the columns of the transitions, summed up as they come."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self._total = 0.0
+        self._version = 0  # of the transitions, at the last call
+        self._entropy: tuple[int, float] = (-1, 0.0)  # (version, bits)
+
+    def add(self, agent: int, version: int) -> None:
+        """A call of the agent; it is a transition if there is one more of them."""
+        if version == self._version or agent < 0:
+            return
+        self._version = version
+        self._counts[agent] = self._counts.get(agent, 0.0) + 1.0
+        self._total += 1.0
+        if self._total > _FADES:
+            self._counts = {j: n / 2 for j, n in self._counts.items() if n > 1.0}
+            self._total = sum(self._counts.values())
+
+    def entropy(self, version: int) -> float:
+        """Of the next agent, in bits; `version`: of the transitions, now."""
+        at, found = self._entropy
+        if at < 0 or version - at >= min(_LEARNED, 1 + at // 8):
+            found = _entropy([*self._counts.values()])
+            self._entropy = (version, found)
+        return found
+
+
 class Planner:
     """Decides. One per tree, on the rank that injects; it reads the runtime and writes nothing of it."""
 
@@ -169,10 +209,9 @@ class Planner:
         self._filled = 0.0  # seconds on the clock when it was last filled up
         self._began = -math.inf  # seconds on the clock when an anchor was last begun
         self._active: Key | None = None  # the anchor being warmed
-        self._r: list[float] = []
-        self._r_at = -1
+        self._called = _Called()
+        self._successors: dict[int, _Known] = {}  # by agent
         self._waiting = 0.0  # sessions that are expected to call, at the last forecast
-        self._entropy = 0.0  # of the next agent, in bits
 
     # ---- what happened ----
 
@@ -182,6 +221,7 @@ class Planner:
         self._tried.clear()
         self._active = None
         agent = request.agent
+        self._called.add(agent, self.world.transitions.version)
         if plain and agent > POOLED:
             session = request.session.id if request.session is not None else UNKNOWN
             self.anchors.seen(request.namespace, agent, session, request.prompt, space)
@@ -340,7 +380,6 @@ class Planner:
         missed: dict[Key, float] = {}  # chance that no session calls it
         nobody, waiting, asked = 1.0, 0.0, 0  # chance that none calls again; those expected to; those asked
         tables = self.world.gaps.tables(0.85)  # the survival does not depend on gamma
-        rows: dict[int, dict[int, float]] = {}  # what is predicted, by the agent that was called last
         for session in reversed(self.world.sessions.live.values()):
             if asked >= SESSIONS:
                 nobody = 0.0
@@ -349,13 +388,12 @@ class Planner:
                 continue
             asked += 1
             alive = self._alive(session, now, tables)
-            for agent, p in self._next_of(session, rows).items():
+            for agent, p in self._next_of(session).items():
                 at = (session.namespace, agent)
                 missed[at] = missed.get(at, 1.0) * (1.0 - alive * p)
             nobody *= 1.0 - alive
             waiting += alive
         starts = self.world.starts.counts
-        self._learn()
         if self.predictability_of([*starts.values()]) >= self.config.warmup_r_min:
             agents, total = self.world.identifier.agents, sum(starts.values())
             for agent, n in starts.items():  # where no session is left, the next call opens one
@@ -367,15 +405,11 @@ class Planner:
         likely.sort(key=lambda pair: (-pair[1], pair[0]))
         return likely[:CANDIDATES]
 
-    def _next_of(self, session: Session, rows: dict[int, dict[int, float]]) -> dict[int, float]:
-        """P(next) of one session by agent; empty where R is too small. `rows` keeps what was worked out before."""
-        r = self.predictability(session.agent)
+    def _next_of(self, session: Session) -> dict[int, float]:
+        """P(next) of one session by agent; empty where R is too small."""
+        known = self._known(session.agent)
         hint, trust = session.next_agent, self.world.hints.trust
-        chances: dict[int, float] = {}
-        if r >= self.config.warmup_r_min:
-            if session.agent not in rows:
-                rows[session.agent] = {f.agent: f.probability for f in self.runtime.predict(session)}
-            chances = {**rows[session.agent]}
+        chances = {**known.row} if known.r >= self.config.warmup_r_min else {}
         if hint > POOLED:
             chances = {agent: (1.0 - trust) * p for agent, p in chances.items()}
             chances[hint] = chances.get(hint, 0.0) + trust
@@ -391,22 +425,26 @@ class Planner:
 
     def predictability(self, agent: int) -> float:
         """R_i: how much less uncertain the next agent is once the present one is known; 0 when nothing was seen."""
-        self._learn()
-        return self._r[agent] if 0 <= agent < len(self._r) else 0.0
+        return self._known(agent).r
 
-    def _learn(self) -> None:
-        """R of every agent, when enough is new."""
+    def _known(self, agent: int) -> "_Known":
+        """What is known of the agent's successors, worked out anew when enough was counted since."""
         transitions = self.world.transitions
-        fresh = self._r_at >= 0 and transitions.version - self._r_at < min(_LEARNED, 1 + self._r_at // 8)
-        if not fresh or len(transitions) > len(self._r):
-            self._r_at = transitions.version
-            rows = [transitions.counts(i) for i in range(len(transitions))]
-            self._entropy = _entropy([sum(column) for column in zip(*rows)])
-            self._r = [self.predictability_of(row) for row in rows]
+        if not 0 <= agent < len(transitions):
+            return _Known(0, 0.0, {})
+        known = self._successors.get(agent)
+        if known is None or transitions.version - known.version >= min(_LEARNED, 1 + known.version // 8):
+            counts = transitions.counts(agent)
+            row = {j: p for j, p in enumerate(transitions.row(agent)) if p >= _RARE}
+            known = self._successors[agent] = _Known(transitions.version, self.predictability_of(counts), row)
+            if len(self._successors) > _KNOWN:
+                del self._successors[next(iter(self._successors))]
+        return known
 
     def predictability_of(self, counts: list[float]) -> float:
         """The same for what happened in one situation."""
-        return 1.0 - _entropy(counts) / self._entropy if self._entropy > 0.0 and sum(counts) > 0.0 else 0.0
+        entropy = self._called.entropy(self.world.transitions.version)
+        return 1.0 - _entropy(counts) / entropy if entropy > 0.0 and sum(counts) > 0.0 else 0.0
 
     # ---- looking in ----
 

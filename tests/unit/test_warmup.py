@@ -1,5 +1,6 @@
 """When warmup acts: each condition of the gate alone, the look at victims, and the same planner in the closed loop."""
 
+import math
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -403,3 +404,52 @@ def long_anchors(sessions: int = 6, turns: int = 8, agents: int = 4) -> Workload
 def test_fixed_service_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing saves time"):
         WarmLoop(long_anchors(), "scout", warmup={"warmup": True}, capacity=1000, concurrency=1, service="fixed")
+
+
+# ---- what is known of an agent's successors ----
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_predictability_is_that_of_the_counts(calls: list[tuple[int, int]]) -> None:
+    """By hand from all transitions so far, none faded; what is kept at hand may be a few transitions old."""
+    bench = Bench()
+    bench.runtime = Runtime("scout", {"identity": "tags", "transition_decay": 1.0})
+    bench.runtime.reset(0)
+    bench.planner = Planner(build({"warmup": True}, WarmupConfig)[0], bench.runtime)
+    for session, agent in calls:
+        bench.call(f"s{session}", agent)
+    transitions = bench.runtime.world.transitions
+    rows = [transitions.counts(i) for i in range(len(transitions))]
+    columns = [sum(column) for column in zip(*rows)]
+    assert sum(bench.planner._called._counts.values()) == pytest.approx(sum(columns))
+    assert all(bench.planner._called._counts.get(j, 0.0) == pytest.approx(n) for j, n in enumerate(columns))
+    bench.planner._called._entropy = (-1, 0.0)
+    bench.planner._successors.clear()
+    entropy = bits(columns)
+    for agent, row in enumerate(rows):
+        expected = 1.0 - bits(row) / entropy if entropy > 0 and sum(row) > 0 else 0.0
+        assert bench.planner.predictability(agent) == pytest.approx(expected)
+
+
+def bits(counts: list[float]) -> float:
+    total = sum(counts)
+    return -sum(n / total * math.log2(n / total) for n in counts if n) if total else 0.0
+
+
+def test_what_is_kept_of_successors_is_bounded_and_stays_fresh() -> None:
+    bench = Bench()
+    bench.runtime = Runtime("scout", {"identity": "tags", "max_agents": 1024})
+    bench.runtime.reset(0)
+    bench.planner = Planner(build({"warmup": True}, WarmupConfig)[0], bench.runtime)
+    for turn in range(700):
+        bench.call("s", turn % 600)
+        bench.plan()
+        bench.planner.aborted()
+    assert len(bench.planner._successors) <= 256
+    agent = bench.runtime.world.identifier.agents.intern("", "tag:a0")
+    before = bench.planner.predictability(agent)
+    for turn in range(40):  # what follows agent 0 is anyone's guess now
+        bench.call("s", 0)
+        bench.call("s", 1 + 7 * turn)
+    assert before == pytest.approx(1.0) and bench.planner.predictability(agent) < 0.9
