@@ -89,6 +89,7 @@ class Warmup:
         self._polls = 0  # since the slice was sent
         self._settling = 0  # polls until control requests need not wait any more
         self._told_closed = 0  # times that the gate's closing was logged
+        self._told_useful = 0  # useful stretches when that was last logged
         bridge.warmup = self
         bridge.own = self.own
 
@@ -301,7 +302,16 @@ class Warmup:
         self.planner.aborted()
 
     def _tell(self) -> None:
+        """Into the log: when the gate closes, and how it goes, at every doubling."""
         account = self.planner.account
+        if account.useful >= max(2 * self._told_useful, 1):
+            self._told_useful = account.useful
+            logger.info(
+                "sglang-scout: warmup: %d tokens so far, %d of them used by requests, %.1f s of prefill saved",
+                account.tokens,
+                account.useful_tokens,
+                account.seconds_saved,
+            )
         if account.closings != self._told_closed:
             self._told_closed = account.closings
             logger.info(

@@ -130,7 +130,7 @@ def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: 
     assert warmup["useful_tokens"] > 1000 and warmup["gate"] == "open"
     assert cached[1] > cached[0] + 1000, "what was useful shows in what the clients are told"
     log = server.log_path.read_text(errors="replace")
-    assert "first warmup" in log and "Warmup batch, #new-token: " in log
+    assert "first warmup" in log and "used by requests" in log and "Warmup batch, #new-token: " in log
 
     def new(name: str, **labels: str) -> float:
         key = (name, *sorted(labels.items()))
