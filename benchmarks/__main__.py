@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": "the six-agent workload on a real server under lru and scout, with a report",
     "micro": "hot-path costs of the tree cores and policies",
     "host": "the host tier in the simulator: admission modes and sizes",
-    "warmup": "warmup off, on and ungated, in the simulator",
+    "warmup": "warmup off, on and ungated, in the simulator or on servers",
     "identity": "inferred agents and sessions against the recorded ones, and the cost in hit rate",
     "study": "every figure of RESULTS.md, in the simulator",
     "report": "HTML and plots from result files",

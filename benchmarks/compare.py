@@ -6,10 +6,11 @@ same and have answered the same, token by token: a cache policy must never chang
 """
 
 import argparse
+import contextlib
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from benchmarks.measure import Options, PointResults, measure, run_stoppable
 from benchmarks.playback import Played, Progress, first_difference, read_journal, take
 from benchmarks.pool import Stopped, status_of
 from benchmarks.replay import describe, point_table, remarks
-from benchmarks.results import UsageError, check_writable, progress, table
+from benchmarks.results import Results, UsageError, check_writable, progress, table
 from benchmarks.sources import Source, add_options, load, parse_capacities, parse_concurrency, parse_tags
 from launch.command import UsageError as LaunchUsageError
 from launch.server import Server, ServerError, error_line
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         capacities=parse_capacities(args.max_total_tokens, source.largest),
         concurrencies=tuple(concurrencies),
         options=options,
-        extra_args=tuple(_words(args.server_args)),
+        extra_args=tuple(server_words(args.server_args)),
         policy_configs=configs,
         port=args.port,
         log_folder=Path(args.logs) if args.logs else None,
@@ -128,12 +129,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if results.document["outputs"]["different"] else 0
 
 
-def guarded(command: str, work: Any, results: PointResults) -> int:
-    """Do the work; every expected way to fail is one line and an exit status, and leaves no server running."""
+def guarded(command: str, work: Callable[[], int | None], results: Results) -> int:
+    """Do the work; every expected way to fail is one line and an exit status, and leaves no server running.
+
+    Returns the work's own status where it has one.
+    """
     kept = f"; finished work is in {results.path}, the same command goes on from there" if results.path else ""
     try:
-        work()
-        return 0
+        return work() or 0
     except ServerFailed as error:
         text, status = str(error), error.status
     except ServerGone as error:
@@ -198,15 +201,9 @@ def time_spent(results: PointResults) -> dict[str, float]:
 def _one(plan: Plan, source: Source, results: PointResults, wanted: dict[str, Any]) -> None:
     policy, capacity, concurrency = wanted["policy"], wanted["capacity_tokens"], wanted["concurrency"]
     progress(f"starting a server: {policy}, {capacity} tokens")
-    try:
-        server = _server(plan, wanted).start()
-    except LaunchUsageError as error:
-        raise UsageError(str(error)) from None
-    except ServerError as error:
-        raise ServerFailed(str(error), 2 if error.exit_code == 2 else 1) from None
-    extra = {"server_command": server.command.shell(), "start_s": round(server.start_seconds, 2)}
-    begin = time.monotonic()
-    try:
+    with running(_server(plan, wanted)) as server:
+        extra = {"server_command": server.command.shell(), "start_s": round(server.start_seconds, 2)}
+        begin = time.monotonic()
         options = replace(plan.options, concurrency=concurrency)
         journal = results.journal_path(wanted)
         # else a part was played on a server that is gone
@@ -221,15 +218,28 @@ def _one(plan: Plan, source: Source, results: PointResults, wanted: dict[str, An
             # the model's own computation too, which on a CPU is most of it
             point["scheduler_cpu_ms"] = round(1000 * (spent - used) / point["calls"], 3)
         point["replay_s"] = round(time.monotonic() - begin, 2)
+        begin = time.monotonic()
+    point["stop_s"] = round(time.monotonic() - begin, 2)
+    results.save()
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """The server, started and always stopped; what goes wrong in between is told with the last word of its log."""
+    try:
+        server.start()
+    except LaunchUsageError as error:
+        raise UsageError(str(error)) from None
+    except ServerError as error:
+        raise ServerFailed(str(error), 2 if error.exit_code == 2 else 1) from None
+    try:
+        yield server
     except UsageError as error:  # the server was there a moment ago: it is no user's mistake
         raise ServerFailed(f"{error}: {_last_line(server)}", 1) from None
     except ServerGone as error:
         raise ServerGone(f"{error}: {_last_line(server)}") from None
     finally:
-        begin = time.monotonic()
         server.stop()
-    point["stop_s"] = round(time.monotonic() - begin, 2)
-    results.save()
 
 
 def _last_line(server: Server) -> str:
@@ -348,7 +358,8 @@ def _ratio(own: float | None, other: float | None) -> str:
     return f"{own / other:.2f}x" if own is not None and other else "-"
 
 
-def _words(text: str) -> list[str]:
+def server_words(text: str) -> list[str]:
+    """The flags in `--server-args`."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -69,8 +69,13 @@ def check_options(args: argparse.Namespace) -> None:
     check_sessions(args.sessions)
     if args.max_calls is not None and args.max_calls < 1:
         raise UsageError(f"--max-calls must be at least 1, not {args.max_calls}")
-    if not 0 <= args.time_scale <= 1000:
-        raise UsageError(f"--time-scale must be in [0, 1000], not {args.time_scale:g}")
+    check_time_scale(args.time_scale)
+
+
+def check_time_scale(factor: float) -> None:
+    """UsageError when `--time-scale` is out of range."""
+    if not 0 <= factor <= 1000:
+        raise UsageError(f"--time-scale must be in [0, 1000], not {factor:g}")
 
 
 def parse_tags(text: str) -> frozenset[str]:

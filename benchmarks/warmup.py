@@ -4,6 +4,8 @@ Each point is one closed loop with `serial` service (one prefill after the other
 concurrency, a capacity, a seed, and warmup off, on, or ungated (on, without any condition but an idle server and a
 missing anchor). The table shows the mean over the seeds; below it, by how much the mode differs from off, with the
 standard error over the seeds where there are several.
+
+With `--servers` the same on real servers: see benchmarks/warmup_servers.py.
 """
 
 import argparse
@@ -26,6 +28,8 @@ WORKLOADS = "pipeline,debate,selector,random"
 POINTS = "1:1.3,1:2,1:8,4:3,4:6,4:16,16:8,16:16,16:48"  # concurrency:capacity in F: small, middle, ample
 MODES = ("off", "on", "ungated")
 MAX_FACTOR, MAX_SEEDS = 1e6, 1000
+SIMULATOR_ONLY = ("--seeds", "--jobs")
+SERVERS_ONLY = ("--rounds", "--time-scale", "--model-path", "--server-args")
 
 
 class Point(NamedTuple):
@@ -52,30 +56,54 @@ def add_parser(sub: Any) -> None:
     """Declare the command."""
     parser = sub.add_parser(
         "warmup",
-        help="warmup off, on and ungated, in the simulator",
-        description="Plays workloads in the simulator with warmup off, on and ungated; prints time to first token and "
-        f"hit rate. Keys of warmup: {', '.join(name for name, *_ in rows(WarmupConfig))}.",
+        help="warmup off, on and ungated, in the simulator or on servers",
+        description="Plays workloads in the simulator, or on servers, with warmup off, on and ungated; prints time to "
+        f"first token and hit rate. Keys of warmup: {', '.join(name for name, *_ in rows(WarmupConfig))}.",
     )
     parser.add_argument("--workload", metavar="W,W", default=WORKLOADS, help=f"generated workloads ({WORKLOADS})")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="scout", help="eviction policy (default scout)")
     parser.add_argument("--points", metavar="C:N,..", default=POINTS, help=f"concurrency:capacity in F ({POINTS})")
     parser.add_argument("--modes", metavar="M,M", default=",".join(MODES), help="of off, on and ungated (all)")
     parser.add_argument("--seed", type=int, default=1, help="first seed of the workloads (default 1)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="K", help="so many seeds (default 1)")
+    parser.add_argument("--seeds", type=int, metavar="K", help="so many seeds (default 1); not with --servers")
     parser.add_argument("--sessions", type=int, metavar="K", help="only so many sessions")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument("--jobs", type=int, metavar="J", help="processes (default 1); not with --servers")
     parser.add_argument("--json", metavar="OUT", help="write the result file; a stopped run goes on from it")
+    parser.add_argument("--servers", action="store_true", help="on real servers, which this starts")
+    parser.add_argument(
+        "--rounds", type=int, metavar="K", help="--servers: every mode so many times, in turn (default 3)"
+    )
+    parser.add_argument(
+        "--time-scale", type=float, metavar="X", help="--servers: factor on pauses between calls (default 1)"
+    )
+    parser.add_argument("--model-path", metavar="M", help="--servers: default: the tiny model")
+    parser.add_argument("--server-args", metavar="FLAGS", help="--servers: more SGLang flags, as one quoted string")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out."""
+    for option in SIMULATOR_ONLY if args.servers else SERVERS_ONLY:
+        if getattr(args, option[2:].replace("-", "_")) is not None:
+            raise UsageError(f"{option} is {'not for' if args.servers else 'only for'} --servers")
+    if args.servers:
+        return _on_servers(args)
     points = plan(args)
     results = Results("warmup", args.argv, args.json, seed=args.seed, identity=IDENTITY)
-    stopped = measure_all(results, points, measure, jobs=args.jobs, line=_line)
+    stopped = measure_all(results, points, measure, jobs=1 if args.jobs is None else args.jobs, line=_line)
     if stopped is not None:
         return stopped
     print(report(points, results.points))
     return 0
+
+
+def _on_servers(args: argparse.Namespace) -> int:
+    try:
+        from benchmarks import warmup_servers  # what it needs, the simulator does not
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--servers needs the Python package {error.name!r}: pip install 'sglang-scout[bench]'"
+        ) from None
+    return warmup_servers.run(args)
 
 
 def _line(point: Point, figures: dict[str, Any]) -> str:
@@ -85,10 +113,23 @@ def _line(point: Point, figures: dict[str, Any]) -> str:
 
 def plan(args: argparse.Namespace) -> list[Point]:
     """Everything that will run, in order; UsageError or WorkloadError when it cannot."""
-    check_sessions(args.sessions)
-    for option, value, high in (("--jobs", args.jobs, 4096), ("--seeds", args.seeds, MAX_SEEDS)):
-        if not 1 <= value <= high:
+    seeds = 1 if args.seeds is None else args.seeds
+    for option, value, high in (("--jobs", args.jobs, 4096), ("--seeds", seeds, MAX_SEEDS)):
+        if value is not None and not 1 <= value <= high:
             raise UsageError(f"{option} must be in 1..{high}, not {value}")
+    names, modes = named(args)
+    return [
+        Point(name, args.policy, concurrency, factor, mode, seed, args.sessions)
+        for name in names
+        for concurrency, factor in pairs(args.points)
+        for seed in range(args.seed, args.seed + seeds)
+        for mode in modes
+    ]
+
+
+def named(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The workloads and the modes; UsageError or WorkloadError when one is unknown, or the sessions are too many."""
+    check_sessions(args.sessions)
     modes, names = words(args.modes), words(args.workload)
     if not modes or any(mode not in MODES for mode in modes):
         raise UsageError(f"--modes: some of {', '.join(MODES)}, not {args.modes!r}")
@@ -96,13 +137,7 @@ def plan(args: argparse.Namespace) -> list[Point]:
         raise UsageError("--workload names none")
     for name in names:
         make(name, seed=args.seed, sessions=1)
-    return [
-        Point(name, args.policy, concurrency, factor, mode, seed, args.sessions)
-        for name in names
-        for concurrency, factor in pairs(args.points)
-        for seed in range(args.seed, args.seed + args.seeds)
-        for mode in modes
-    ]
+    return names, modes
 
 
 def pairs(text: str) -> list[tuple[int, float]]:
@@ -125,7 +160,7 @@ def pairs(text: str) -> list[tuple[int, float]]:
 
 def measure(point: Point) -> dict[str, Any]:
     """Run one point."""
-    workload = _made(point.workload, point.seed, point.sessions, point.concurrency >= 64)
+    workload = made(point.workload, point.seed, point.sessions, point.concurrency >= 64)
     capacity = int(point.factor * workload.largest)
     outcome = play(workload, point.policy, point.mode, capacity, point.concurrency)
     times = sorted(1000 * t for t in outcome.ttft) or [0.0]
@@ -154,14 +189,15 @@ def play(workload: Workload, policy: str, mode: str, capacity: int, concurrency:
 
 
 @lru_cache(maxsize=8)
-def _made(name: str, seed: int, sessions: int | None, many: bool) -> Workload:
+def made(name: str, seed: int, sessions: int | None, many: bool) -> Workload:
+    """The workload of a point; `many`: its concurrency is 64 or more."""
     return make(name, seed=seed, concurrency=64 if many else None, sessions=sessions)
 
 
 # ---- the tables ----
 
 
-class _Number(float):
+class Number(float):
     """Two decimals, with the error of the mean where there is one."""
 
     error: float | None = None
@@ -170,9 +206,9 @@ class _Number(float):
         return f"{float(self):.2f}" + (f" ±{self.error:.2f}" if self.error is not None else "")
 
 
-def _mean(values: Sequence[float]) -> _Number:
+def _mean(values: Sequence[float]) -> Number:
     n = len(values)
-    found = _Number(sum(values) / n)
+    found = Number(sum(values) / n)
     if n > 1:
         found.error = math.sqrt(sum((v - found) ** 2 for v in values) / (n - 1) / n)
     return found
@@ -212,7 +248,7 @@ def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
     """Thousand tokens that warmups prefilled, per run, and the useful part of them in percent."""
     counts = [p["warmup"] for p in own if p["warmup"]]
     tokens, useful = sum(c["tokens"] for c in counts), sum(c["useful_tokens"] for c in counts)
-    return _Number(tokens / 1000 / len(own)), _Number(100 * useful / tokens if tokens else 0.0)
+    return Number(tokens / 1000 / len(own)), Number(100 * useful / tokens if tokens else 0.0)
 
 
 def _identity(point: dict[str, Any]) -> tuple[Any, ...]:
