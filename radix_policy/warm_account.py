@@ -57,6 +57,7 @@ class Accounting:
         self.tokens = self.useful_tokens = self.wasted_tokens = 0
         self.settled = self.useful = self.closings = 0
         self.seconds_saved = 0.0
+        self.longest = 0.0  # seconds that a slice took at most, so that a real request waited for it
         self.waiting: list[Stretch] = []  # oldest first
         self._latest: deque[tuple[int, int]] = deque(maxlen=window)  # (tokens, useful) of settled stretches
         self._token_seconds = 0.0  # EWMA of what a prefilled token took
@@ -103,6 +104,7 @@ class Accounting:
         The next slice of the same anchor goes on with the same stretch.
         """
         self.finished += 1
+        self.longest = max(self.longest, seconds)
         if end <= begin:
             return
         self.tokens += end - begin

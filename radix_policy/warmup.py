@@ -455,6 +455,7 @@ class Planner:
             **account.totals()._asdict(),
             "gate": "open" if account.open else "closed",
             "useful_share": account.useful_share(),
+            "longest_slice_s": account.longest,
             "anchors": len(self.anchors),
             "waiting_tokens": sum(s.end - s.begin for s in account.waiting),
             "refused": dict(self.refused),
