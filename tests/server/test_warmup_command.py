@@ -10,7 +10,7 @@ from benchmarks.results import read
 
 pytestmark = [
     pytest.mark.server,
-    pytest.mark.slow,  # +2 min: two servers
+    pytest.mark.slow,  # +2 min, most of it the start of two servers
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
 
@@ -18,7 +18,7 @@ pytestmark = [
 def test_off_and_on_answer_the_same(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "w.json"
     words = ["--points", "1:1.3", "--workload", "pipeline", "--sessions", "1", "--rounds", "1", "--modes", "off,on"]
-    words += ["--seed", "57", "--model-path", str(tiny_model), "--json", str(out)]
+    words += ["--seed", "57", "--time-scale", "0.3", "--model-path", str(tiny_model), "--json", str(out)]
     assert main(["warmup", "--servers", *words]) == 0
     printed = capsys.readouterr().out
     assert "identical in all 1 comparisons" in printed and "against warmup off" in printed
@@ -27,7 +27,8 @@ def test_off_and_on_answer_the_same(tiny_model: Path, tmp_path: Path, capsys: py
     off, on = document["points"]
     assert (off["mode"], off["warmup"]) == ("off", None) and off["server"]["policy_config"] is None
     assert on["mode"] == "on" and on["server"]["policy_config"] == {"warmup": True}
-    assert on["warmup"]["on"] and on["warmup"]["issued"] > 0
+    # one session teaches too little for a warmup to be sure to come: that they help, test_warmup_server.py tests
+    assert on["warmup"]["on"] and on["warmup"]["gate"] == "open" and sum(on["warmup"]["refused"].values()) > 0
     assert off["faults"] == on["faults"] == {}
     for point in document["points"]:
         assert point["calls"] == off["calls"] > 0 and point["prompt_tokens"] == off["prompt_tokens"]
