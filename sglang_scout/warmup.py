@@ -17,6 +17,7 @@ A fault here switches warmup off; what is in the engine is still kept from clien
 
 import functools
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -271,14 +272,39 @@ class Warmup:
 
     def _hold(self, items: list[Any]) -> list[Any]:
         """Let pass what a running slice does not disturb; the rest waits, in order, until it is done."""
+        room = self._room() if self._settling else math.inf
+        old = len(self._held)
         waiting, self._held = [*self._held, *items], []
         if not self._settling:
             return waiting
         for at, item in enumerate(waiting):
-            if not is_work(item):
+            room -= self._requests(item)
+            if room < 0 or not is_work(item):
+                if not old:
+                    logger.debug("sglang-scout: %s waits for a warmup", type(item).__name__)
                 self._held = [later for later in waiting[at:] if not isinstance(later, ClockTick)]
                 return [*waiting[:at], *(later for later in waiting[at:] if isinstance(later, ClockTick))]
         return waiting
+
+    def released(self, items: list[Any]) -> list[Any]:
+        """After a fault nothing waits any more."""
+        waiting, self._held = [*self._held, *items], []
+        return waiting
+
+    def _room(self) -> float:
+        """Requests that SGLang would still let wait (--max-queued-requests); one more, and it turns clients away.
+
+        Without the slice the first of them would run already, so it must not be the slice that fills the queue.
+        """
+        scheduler = self.scheduler
+        limit = scheduler.max_queued_requests
+        return math.inf if limit is None else max(limit - len(scheduler.waiting_queue), 0)
+
+    def _requests(self, item: Any) -> int:
+        """How many requests of clients an item is."""
+        if hasattr(item, "batch"):
+            return len(item.batch)
+        return int(hasattr(item, "sampling_params") and item.rid not in self.own)
 
     # ---- out ----
 
@@ -404,7 +430,7 @@ def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any
         return warmup.received([*(received or ())])
     except Exception:
         warmup.fail()
-        return [item for item in received or () if not isinstance(item, Injected | Look)]
+        return warmup.released([item for item in received or () if not isinstance(item, Injected | Look)])
 
 
 def on_added(result: Any, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -484,6 +510,12 @@ SEAMS = (
     *(Seam(hook.module, hook.name, hook.parameters) for hook in HOOKS),
     Seam(_SCHEDULER, "Scheduler.is_fully_idle", ("self", "for_health_check", "ignore_waiting")),
     Seam(_SCHEDULER, "Scheduler.abort_request", ("self", "recv_req")),
+    Seam(
+        _SCHEDULER,
+        "Scheduler._abort_on_queued_limit",
+        ("self", "recv_req"),
+        ("max_queued_requests", "waiting_queue"),
+    ),
     Seam(_SCHEDULER, "Scheduler.init_tokenizer", ("self",), ("is_generation",)),
     *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
     Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),

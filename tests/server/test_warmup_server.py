@@ -1,15 +1,11 @@
-"""Warmup on real servers: it helps a pipeline, changes no answer, and leaves no trace when things go wrong."""
+"""Warmup on real servers: it helps a pipeline and changes no answer, alone, with many sessions, ranks and tiers."""
 
 import contextlib
 import importlib.util
-import json
-import random
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,84 +13,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launch.command import CPU_OVERLAP_ENV, HOST_TIER_MIN_FREE_GIB, available_memory_gib
 from launch.server import Server
-from launch.tiny_model import ORDINARY_TOKENS
+from tests.server.warm_traffic import (
+    AGENTS,
+    ANCHOR,
+    CONFIG,
+    POOL,
+    VERIFY,
+    Generate,
+    assert_sound,
+    pipeline,
+    play,
+    state_of,
+)
 
 pytestmark = [
     pytest.mark.server,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),
 ]
-
-Generate = Callable[..., dict[str, Any]]
-POOL = 900  # tokens; the pipeline's anchors alone take more
-ANCHOR = 300
-AGENTS = 4
-VERIFY = {"SGLANG_SCOUT_VERIFY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
-CONFIG = '{"warmup": true}'
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(ORDINARY_TOKENS) for _ in range(length)]
-
-
-def state_of(server: Server) -> dict[str, Any]:
-    with urllib.request.urlopen(server.url + "/server_info", timeout=60) as response:
-        (state,) = json.load(response)["internal_states"]
-    found: dict[str, Any] = state["scout"]
-    return found
-
-
-def settled(server: Server) -> dict[str, Any]:
-    """The plug-in's state once no request and no slice is in the engine."""
-    deadline = time.monotonic() + 30
-    while True:
-        time.sleep(0.3)
-        state = state_of(server)
-        if state["counters"]["in_flight"] == state["warmup"]["in_flight"] == 0 or time.monotonic() > deadline:
-            return state
-
-
-def assert_sound(server: Server) -> dict[str, Any]:
-    state = settled(server)
-    assert state["live"] and state["faults"] == {} and state["unhooked"] == []
-    assert state["mirror"]["differences"] == []
-    warmup, counts = state["warmup"], state["counters"]
-    assert warmup["on"] and warmup["in_flight"] == warmup["delayed"] == 0
-    assert warmup["issued"] == warmup["finished"] + warmup["aborted"]
-    assert counts["in_flight"] == 0 and counts["requests"] == counts["finished"] + counts["aborted"]
-    log = server.log_path.read_text(errors="replace")
-    for trouble in (
-        "leak detected",
-        "Scheduler hit an exception",
-        "sglang-scout: fault",
-        "Sanity check FAILED",
-        "state was deleted in TokenizerManager",
-    ):
-        assert trouble not in log
-    return state
-
-
-def pipeline(sessions: int, turns: int = 8, pause: float = 1.0) -> list[tuple[list[int], dict[str, Any], float]]:
-    """Sessions one after the other, agents in turn: (prompt, tag, seconds before it)."""
-    anchors = [prompt(ANCHOR, 100 + agent) for agent in range(AGENTS)]
-    calls = []
-    for session in range(sessions):
-        said = prompt(60, 1000 + session)
-        for turn in range(turns):
-            agent = turn % AGENTS
-            tag = {"agent": f"agent{agent}", "session": f"s{session}", "final": turn == turns - 1}
-            calls.append((anchors[agent] + said, tag, pause))
-            said = said + prompt(20, 5000 + 100 * session + turn)
-    return calls
-
-
-def play(server: Server, generate: Generate, calls: list[tuple[list[int], dict[str, Any], float]]) -> list[Any]:
-    answers = []
-    for tokens, tag, pause in calls:
-        time.sleep(pause)
-        answers.append(generate(server.url, tokens, 4, ignore_eos=True, custom_params={"scout": tag}))
-    return answers
 
 
 def scraped(server: Server) -> dict[tuple[Any, ...], float]:
@@ -143,42 +79,6 @@ def test_it_helps_a_pipeline_and_changes_no_answer(start_server: Any, generate: 
     assert new("sglang:queue_time_seconds_count") == len(calls)
     assert new("sglang_scout:warmup_tokens_total", outcome="useful") == warmup["useful_tokens"]
     assert new("sglang_scout:warmup_requests_total", outcome="finished") == warmup["finished"]
-
-
-def test_it_survives_what_clients_do(start_server: Any, generate: Generate, post: Any, tiny_model: Path) -> None:
-    """Aborts, flushes, pauses, weights and look-alike ids, again and again in the middle of warmups."""
-    server = start_server("scout", policy_config=CONFIG, max_total_tokens=POOL, env={**VERIFY, CPU_OVERLAP_ENV: "1"})
-    calls = pipeline(sessions=9, pause=0.0)
-    flushed = updated = 0
-    for number, (tokens, tag, _) in enumerate(calls):
-        answer = generate(server.url, tokens, 2, ignore_eos=True, custom_params={"scout": tag})
-        assert len(answer["output_ids"]) == 2
-        time.sleep(0.03 * (number % 5))  # into the warmup that follows, at different places
-        match number % 6:
-            case 1:
-                post(server.url, "/abort_request", rid="", abort_all=True)
-            case 2:
-                post(server.url, "/abort_request", rid="scout-warmup-")
-            case 3 if number % 4 == 3:
-                with urllib.request.urlopen(server.url + "/flush_cache", timeout=60) as response:
-                    flushed += response.status == 200  # raises on 400, which is what a busy server answers
-            case 0 if number % 24 == 12:
-                done = post(server.url, "/update_weights_from_disk", model_path=str(tiny_model))
-                assert done["success"], done
-                updated += 1
-            case 4:
-                post(server.url, "/pause_generation", mode="retract")
-                post(server.url, "/continue_generation")
-            case 5:
-                body = {
-                    "rid": f"scout-warmup-{number}",
-                    "input_ids": tokens,
-                    "sampling_params": {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True},
-                }
-                assert len(post(server.url, "/generate", **body)["output_ids"]) == 3
-    assert flushed > 0 and updated > 0
-    state = assert_sound(server)
-    assert state["warmup"]["issued"] > 10
 
 
 def test_it_never_gets_in_the_way_of_concurrent_sessions(start_server: Any, generate: Generate) -> None:

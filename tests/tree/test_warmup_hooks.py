@@ -54,6 +54,8 @@ class Rank:
             is_fully_idle=lambda: True,
             _engine_paused=False,
             _deferred_input_requests=[],
+            max_queued_requests=None,
+            waiting_queue=[],
             tp_worker=SimpleNamespace(
                 model_runner=SimpleNamespace(lora_manager=SimpleNamespace(loras=self.loras)),
             ),
@@ -316,6 +318,38 @@ def test_control_waits_for_the_slice_and_nothing_else_does(rank: Rank) -> None:
     polls = [rank.poll() for _ in range(SETTLE)]
     assert polls == [*([[]] * (SETTLE - 1)), [flush, second]]
     assert rank.warmup.snapshot()["delayed"] == 0
+
+
+def test_a_full_queue_is_full_of_clients_only(rank: Rank) -> None:
+    """The request that a running slice alone would have turned away waits for it, with what came after it."""
+    from sglang.srt.managers.io_struct import AbortReq, BatchTokenizedGenerateReqInput
+
+    rank.engine.max_queued_requests = 1
+    first, second, third = (
+        make_request(f"c{n}", prompt_of((1, 2, 3)), Space(None, None, None, None)) for n in range(3)
+    )
+    both, abort = BatchTokenizedGenerateReqInput(batch=[second, third]), AbortReq(rid="c1")
+    req = rank.queue(injected(rank))
+    assert rank.poll([first]) == [first]
+    rank.engine.waiting_queue.append(object())
+    assert rank.poll([both, abort]) == [] and rank.warmup.snapshot()["delayed"] == 2
+    assert streamed(rank, done(req)) == []
+    polls = [rank.poll() for _ in range(SETTLE)]
+    assert polls == [*([[]] * (SETTLE - 1)), [both, abort]], "and then the queue says how many it takes"
+    rank.engine.max_queued_requests = 0
+    rank.engine.waiting_queue.clear()
+    rank.tree.reset()
+    assert injected(rank), "a slice itself is not held back"
+
+
+def test_after_a_fault_nothing_waits(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    flush = FlushCacheReqInput()
+    rank.queue(injected(rank))
+    assert rank.poll([flush]) == []
+    monkeypatch.setattr(rank.warmup, "received", broken)
+    assert rank.poll() == [flush] and not rank.warmup.on and not rank.warmup.snapshot()["delayed"]
 
 
 def test_a_slice_that_does_not_get_on_is_taken_back_and_then_ignored(rank: Rank) -> None:
