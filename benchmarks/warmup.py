@@ -66,7 +66,9 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("--modes", metavar="M,M", default=",".join(MODES), help="of off, on and ungated (all)")
     parser.add_argument("--seed", type=int, default=1, help="first seed of the workloads (default 1)")
     parser.add_argument("--seeds", type=int, metavar="K", help="so many seeds (default 1); not with --servers")
-    parser.add_argument("--sessions", type=int, metavar="K", help="only so many sessions")
+    parser.add_argument(
+        "--sessions", type=int, metavar="K", help="only so many sessions (servers: one per slot, at least 2)"
+    )
     parser.add_argument("--jobs", type=int, metavar="J", help="processes (default 1); not with --servers")
     parser.add_argument("--json", metavar="OUT", help="write the result file; a stopped run goes on from it")
     parser.add_argument("--servers", action="store_true", help="on real servers, which this starts")

@@ -35,6 +35,7 @@ IDENTITY = ("workload", "policy", "concurrency", "factor", "mode", "seed", "roun
 PLACE = ("workload", "policy", "concurrency", "factor", "seed")
 CONFIGS = {"off": None, "on": json.dumps({"warmup": True}), "ungated": json.dumps(dict(UNGATED))}
 MAX_ROUNDS = 1000
+FEWEST_SESSIONS = 2  # played when nobody says how many: what is learned of the first helps the second
 MARGIN = 1.0  # percent, or hit points, beyond the noise, from which on a change is worth a word
 FIGURES = (
     *("capacity_tokens", "time_scale", "tags", "sessions", "calls", "prompt_tokens", "cached_tokens", "hit_rate"),
@@ -53,7 +54,7 @@ class Run(NamedTuple):
     mode: str
     seed: int
     round: int
-    sessions: int | None
+    sessions: int
 
     def key(self) -> dict[str, Any]:
         """What tells the run from others in the result file."""
@@ -105,7 +106,7 @@ def plan(args: argparse.Namespace) -> list[Run]:
     if max(slots for slots, _ in places) > MAX_CONCURRENCY:
         raise UsageError(f"--points: on servers a concurrency of at most {MAX_CONCURRENCY}")
     return [
-        Run(name, args.policy, slots, factor, mode, args.seed, number, args.sessions)
+        Run(name, args.policy, slots, factor, mode, args.seed, number, args.sessions or max(slots, FEWEST_SESSIONS))
         for name in names
         for slots, factor in places
         for number in range(1, rounds + 1)
