@@ -27,6 +27,7 @@ from radix_policy.workloads import Workload, make
 WORKLOADS = "pipeline,debate,selector,random"
 POINTS = "1:1.3,1:2,1:8,4:3,4:6,4:16,16:8,16:16,16:48"  # concurrency:capacity in F: small, middle, ample
 MODES = ("off", "on", "ungated")
+TIMES = ("mean", "p50", "p99")
 MAX_FACTOR, MAX_SEEDS = 1e6, 1000
 SIMULATOR_ONLY = ("--seeds", "--jobs")
 SERVERS_ONLY = ("--rounds", "--time-scale", "--model-path", "--server-args")
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     stopped = measure_all(results, points, measure, jobs=1 if args.jobs is None else args.jobs, line=_line)
     if stopped is not None:
         return stopped
-    print(report(points, results.points))
+    print(report(results.points))
     return 0
 
 
@@ -216,34 +217,46 @@ def _mean(values: Sequence[float]) -> Number:
     return found
 
 
-def report(points: Sequence[Point], found: Sequence[dict[str, Any]]) -> str:
+class Block(NamedTuple):
+    """A table and what it shows."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[Any]]
+
+
+def report(found: Sequence[dict[str, Any]]) -> str:
+    """The tables as text."""
+    return "\n\n".join(f"{block.title}\n{table(block.headers, block.rows)}" for block in blocks(found))
+
+
+def blocks(found: Sequence[dict[str, Any]]) -> list[Block]:
     """One table of means, and one of differences from off in the same seed."""
-    by_key = {_identity(p): p for p in found}
-    places = list(dict.fromkeys((p.workload, p.policy, p.concurrency, p.factor) for p in points))
-    modes = list(dict.fromkeys(p.mode for p in points))
-    seeds = list(dict.fromkeys(p.seed for p in points))
+    places: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
+    for point in found:
+        place = tuple(point[name] for name in ("workload", "policy", "concurrency", "factor"))
+        places.setdefault(place, {}).setdefault(point["mode"], {})[point["seed"]] = point
     means, changes = [], []
-    for place in places:
-        runs = {mode: [by_key[(*place, mode, seed)] for seed in seeds] for mode in modes}
-        for mode, own in runs.items():
-            times = [_mean([p["ttft_ms"][name] for p in own]) for name in ("mean", "p50", "p99")]
+    for (workload, _, concurrency, factor), modes in places.items():
+        for mode, by_seed in modes.items():
+            own = [*by_seed.values()]
+            times = [_mean([p["ttft_ms"][name] for p in own]) for name in TIMES]
             hits = _mean([100 * p["hit_rate"] for p in own])
-            head = [place[0], place[2], f"{place[3]:g}F", mode]
+            head = [workload, concurrency, f"{factor:g}F", mode]
             means.append([*head, *times, hits, *_warmed(own)])
-            if mode != "off" and "off" in runs:
-                pairs_ = list(zip(own, runs["off"]))
-                relative = [
-                    _mean([100 * (a["ttft_ms"][n] / b["ttft_ms"][n] - 1) for a, b in pairs_])
-                    for n in ("mean", "p50", "p99")
-                ]
-                gain = _mean([100 * (a["hit_rate"] - b["hit_rate"]) for a, b in pairs_])
+            off = modes.get("off", {})
+            both = [(p, off[seed]) for seed, p in by_seed.items() if seed in off]
+            if mode != "off" and both:
+                relative = [_mean([100 * (a["ttft_ms"][n] / b["ttft_ms"][n] - 1) for a, b in both]) for n in TIMES]
+                gain = _mean([100 * (a["hit_rate"] - b["hit_rate"]) for a, b in both])
                 changes.append([*head, *relative, gain])
-    header = ["workload", "C", "capacity", "warmup", "ttft mean ms", "p50", "p99", "hit %", "warmed ktok", "useful %"]
-    blocks = [f"mean over {len(seeds)} seed(s)\n" + table(header, means)]
+    names = ["workload", "C", "capacity", "warmup"]
+    header = [*names, "ttft mean ms", "p50", "p99", "hit %", "warmed ktok", "useful %"]
+    tables = [Block(f"mean over {len({p['seed'] for p in found})} seed(s)", header, means)]
     if changes:
-        header = ["workload", "C", "capacity", "warmup", "ttft mean %", "p50 %", "p99 %", "hit points"]
-        blocks.append("against warmup off, seed by seed\n" + table(header, changes))
-    return "\n\n".join(blocks)
+        header = [*names, "ttft mean %", "p50 %", "p99 %", "hit points"]
+        tables.append(Block("against warmup off, seed by seed", header, changes))
+    return tables
 
 
 def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
@@ -251,7 +264,3 @@ def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
     counts = [p["warmup"] for p in own if p["warmup"]]
     tokens, useful = sum(c["tokens"] for c in counts), sum(c["useful_tokens"] for c in counts)
     return Number(tokens / 1000 / len(own)), Number(100 * useful / tokens if tokens else 0.0)
-
-
-def _identity(point: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(point[name] for name in IDENTITY)

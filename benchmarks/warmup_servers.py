@@ -24,7 +24,7 @@ from benchmarks.measuring import measure_all
 from benchmarks.replay import remarks
 from benchmarks.results import Results, UsageError, progress, table
 from benchmarks.sources import MAX_CONCURRENCY, check_time_scale, from_workload
-from benchmarks.warmup import Number, made, named, pairs
+from benchmarks.warmup import Block, Number, made, named, pairs
 from launch.command import UsageError as LaunchUsageError
 from launch.server import Server
 from launch.tiny_model import cached as tiny_model
@@ -256,41 +256,56 @@ METRICS = (
 
 
 def report(points: Sequence[dict[str, Any]]) -> str:
-    """A table of medians, one of changes against off, where on is worse, and what to know about single runs."""
+    """The tables as text, where on is worse, and what to know about single runs."""
+    parts = [f"{block.title}\n{table(block.headers, block.rows)}" for block in blocks(points)]
+    return "\n\n".join([*parts, *remarks_on(points)])
+
+
+def blocks(points: Sequence[dict[str, Any]]) -> list[Block]:
+    """A table of medians, and one of changes against off."""
     medians: list[list[Any]] = []
     changes: list[list[Any]] = []
-    worse: list[str] = []
-    compared = False
-    for place, all_modes in _places(points).items():
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for point in all_modes:
-            runs.setdefault(point["mode"], []).append(point)
+    for place, runs in _by_mode(points).items():
         for mode, own in runs.items():
             head = [place[0], place[2], f"{place[3]:g}F", mode]
             medians.append([*head, *(Number(median(m.values(own))) for m in METRICS), *_warmed(own)])
-            if mode == "off" or "off" not in runs:
-                continue
-            against = [metric.change(own, runs["off"]) for metric in METRICS]
-            changes.append([*head, *against])
-            if mode == "on":
-                compared = True
-                bad = [f"{m.name} {c:+.2f}" for m, c in zip(METRICS, against) if m.worse(c)]
-                worse += [f"{_name(place)} ({', '.join(bad)})"] if bad else []
+            if mode != "off" and "off" in runs:
+                changes.append([*head, *(metric.change(own, runs["off"]) for metric in METRICS)])
     rounds = len({p["round"] for p in points})
     names = ["workload", "C", "capacity", "warmup"]
     header = [*names, "ttft mean ms", "p50", "p99", "hit %", "computed ktok", "warmed ktok", "useful %"]
-    blocks = [f"median of {rounds} round(s)\n" + table(header, medians)]
+    found = [Block(f"median of {rounds} round(s)", header, medians)]
     if changes:
         noise = "±: half the range of the rounds of off" if rounds > 1 else "one round: the noise is unknown"
         header = [*names, "ttft mean %", "p50 %", "p99 %", "hit points", "computed %"]
-        blocks.append(f"against warmup off ({noise})\n" + table(header, changes))
+        found.append(Block(f"against warmup off ({noise})", header, changes))
+    return found
+
+
+def remarks_on(points: Sequence[dict[str, Any]]) -> list[str]:
+    """Where on is worse than off, and what a reader must know about single runs."""
+    worse: list[str] = []
+    compared = False
+    for place, runs in _by_mode(points).items():
+        if "on" in runs and "off" in runs:
+            compared = True
+            changes = [(metric, metric.change(runs["on"], runs["off"])) for metric in METRICS]
+            bad = [f"{metric.name} {change:+.2f}" for metric, change in changes if metric.worse(change)]
+            worse += [f"{_name(place)} ({', '.join(bad)})"] if bad else []
+    found = []
     if compared:
         where = "; ".join(worse) or "none"
-        blocks.append(f"worse with warmup on, by more than {MARGIN:g} % (or hit point) beyond the noise: {where}")
+        found.append(f"worse with warmup on, by more than {MARGIN:g} % (or hit point) beyond the noise: {where}")
     notes = [line for p in points for line in _remarks(p)]
-    if notes:
-        blocks.append("\n".join(notes))
-    return "\n\n".join(blocks)
+    return [*found, "\n".join(notes)] if notes else found
+
+
+def _by_mode(points: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]]:
+    found: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
+    for place, own in _places(points).items():
+        for point in own:
+            found.setdefault(place, {}).setdefault(point["mode"], []).append(point)
+    return found
 
 
 def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Number, Number]:

@@ -166,14 +166,10 @@ class _Called:
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
         self._total = 0.0
-        self._version = 0  # of the transitions, at the last call
         self._entropy: tuple[int, float] = (-1, 0.0)  # (version, bits)
 
-    def add(self, agent: int, version: int) -> None:
-        """A call of the agent; it is a transition if there is one more of them."""
-        if version == self._version or agent < 0:
-            return
-        self._version = version
+    def add(self, agent: int) -> None:
+        """A session called the agent, not as its first."""
         self._counts[agent] = self._counts.get(agent, 0.0) + 1.0
         self._total += 1.0
         if self._total > _FADES:
@@ -212,16 +208,19 @@ class Planner:
         self._called = _Called()
         self._successors: dict[int, _Known] = {}  # by agent
         self._waiting = 0.0  # sessions that are expected to call, at the last forecast
+        self._flushed = False  # the device was emptied, and nobody has called since
 
     # ---- what happened ----
 
     def arrived(self, request: Request, space: object = None, *, plain: bool = True) -> None:
         """A real request entered the queue; the runtime has taken it in. `plain`: its tokens alone can be prefilled."""
         self._stir()
+        self._flushed = False
         self._tried.clear()
         self._active = None
         agent = request.agent
-        self._called.add(agent, self.world.transitions.version)
+        if request.session is not None and request.call > 1:
+            self._called.add(max(agent, POOLED))
         if plain and agent > POOLED:
             session = request.session.id if request.session is not None else UNKNOWN
             self.anchors.seen(request.namespace, agent, session, request.prompt, space)
@@ -236,7 +235,8 @@ class Planner:
         self._stir()
 
     def reset(self) -> None:
-        """The device was emptied."""
+        """The device was emptied. It stays empty until a real request comes: the weights may be about to change."""
+        self._flushed = True
         self.account.forget()
         self._tried.clear()
         self._stir()
@@ -269,12 +269,12 @@ class Planner:
 
     def due(self, now: float) -> bool:
         """Whether it is worth asking for a plan."""
-        return self._flight is None and now >= self._next
+        return self._flight is None and not self._flushed and now >= self._next
 
     def plan(self, now: float, free: int, held: Callable[[Anchor], Held]) -> Slice | Look | None:
         """The engine is idle: what to do. `free`: tokens of memory that nobody owns; `held`: how many of an anchor's
         first tokens the device holds, without touching them."""
-        if self._flight is not None:
+        if self._flight is not None or self._flushed:
             return None
         why = self._closed(now)
         if why is None:

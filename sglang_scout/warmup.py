@@ -83,6 +83,7 @@ class Warmup:
         self.own: dict[str, int] = {}  # tokens of the slices in the engine, by rid
         self.recent: deque[str] = deque(maxlen=4)  # rids of the latest, which SGLang reports on after their end
         self.exporter: Any = None  # sglang_scout.warmup_metrics
+        self.exports = True
         self._prefix = f"scout-warmup-{secrets.token_hex(16)}-"
         self._number = 0
         self._sent: Space | None = None  # of the slice in the engine, on the rank that decides
@@ -169,8 +170,9 @@ class Warmup:
         if not self.planner.due(now) or not self._is_idle():
             return None
         scheduler = self.scheduler
-        if not scheduler.is_generation:
-            logger.warning("sglang-scout: warmup is off: an embedding model's outputs leave where none is kept back")
+        odd = self._odd_model()
+        if odd is not None:
+            logger.warning("sglang-scout: warmup is off: %s", odd)
             self.on = False
             return None
         chunk = scheduler.chunked_prefill_size
@@ -179,14 +181,26 @@ class Warmup:
         plan = self.planner.plan(now, scheduler.token_to_kv_pool_allocator.available_size(), self._on_device)
         return self._injected(plan) if isinstance(plan, Slice) else plan
 
-    def _is_idle(self) -> bool:
+    def _odd_model(self) -> str | None:
+        if not self.scheduler.is_generation:
+            return "an embedding model's outputs leave where none is kept back"
+        if self.scheduler.dllm_config is not None:
+            return "a diffusion model generates where others only prefill"
+        return None
+
+    def _may_run(self) -> bool:
+        """Whether the engine takes work at all: not paused, its memory not given away, nobody waiting for idleness."""
         scheduler = self.scheduler
         return (
             scheduler is not None
             and not scheduler._engine_paused
             and not scheduler._deferred_input_requests
-            and scheduler.is_fully_idle()
+            and not scheduler.weight_updater.offload_tags
+            and scheduler.flush_wrapper._pending is None
         )
+
+    def _is_idle(self) -> bool:
+        return self._may_run() and self.scheduler.is_fully_idle()
 
     def _on_device(self, anchor: Anchor) -> Held:
         """How much of the anchor the device holds; all of it when it must not be warmed."""
@@ -224,8 +238,7 @@ class Warmup:
         passed = []
         for item in received:
             if isinstance(item, Injected):
-                self.own[item.request.rid] = len(item.request.input_ids)
-                self.recent.append(item.request.rid)
+                self._register(item.request)
                 self._polls = 0
                 passed.append(item.request)
             elif isinstance(item, Look):
@@ -272,24 +285,37 @@ class Warmup:
 
     def _hold(self, items: list[Any]) -> list[Any]:
         """Let pass what a running slice does not disturb; the rest waits, in order, until it is done."""
-        room = self._room() if self._settling else math.inf
-        old = len(self._held)
-        waiting, self._held = [*self._held, *items], []
-        if not self._settling:
-            return waiting
-        for at, item in enumerate(waiting):
+        waiting = [*self._held, *items]
+        passing = self._passing(waiting) if self._settling else len(waiting)
+        if passing < len(waiting) and not self._held:
+            logger.debug("sglang-scout: %s waits for a warmup", type(waiting[passing]).__name__)
+        passed, rest = waiting[:passing], waiting[passing:]
+        self._held = [item for item in rest if not isinstance(item, ClockTick)]
+        return [*passed, *(item for item in rest if isinstance(item, ClockTick))]
+
+    def _passing(self, items: Sequence[Any]) -> int:
+        """How many of the first items a running slice does not disturb."""
+        room = self._room()
+        for at, item in enumerate(items):
             room -= self._requests(item)
             if room < 0 or not is_work(item):
-                if not old:
-                    logger.debug("sglang-scout: %s waits for a warmup", type(item).__name__)
-                self._held = [later for later in waiting[at:] if not isinstance(later, ClockTick)]
-                return [*waiting[:at], *(later for later in waiting[at:] if isinstance(later, ClockTick))]
+                return at
+        return len(items)
+
+    def released(self, received: Sequence[Any]) -> list[Any]:
+        """After a fault in `received` nothing waits any more; a slice runs all the same, as on the other ranks."""
+        waiting, self._held = self._held, []
+        for item in received:
+            if isinstance(item, Injected):
+                self._register(item.request)
+                waiting.append(item.request)
+            elif not isinstance(item, Look):
+                waiting.append(item)
         return waiting
 
-    def released(self, items: list[Any]) -> list[Any]:
-        """After a fault nothing waits any more."""
-        waiting, self._held = [*self._held, *items], []
-        return waiting
+    def _register(self, request: Any) -> None:
+        self.own[request.rid] = len(request.input_ids)
+        self.recent.append(request.rid)
 
     def _room(self) -> float:
         """Requests that SGLang would still let wait (--max-queued-requests); one more, and it turns clients away.
@@ -351,7 +377,8 @@ class Warmup:
         """Whether the scheduler should look again at once instead of sleeping."""
         if self._held:
             return True
-        return self.on and self.decides and self.bridge.live and not self.own and self.planner.due(time.monotonic())
+        waits = self.on and self.decides and self.bridge.live and not self.own and self._may_run()
+        return waits and self.planner.due(time.monotonic())
 
 
 def make_request(rid: str, prompt: Prompt, space: Space) -> Any:
@@ -430,7 +457,7 @@ def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any
         return warmup.received([*(received or ())])
     except Exception:
         warmup.fail()
-        return warmup.released([item for item in received or () if not isinstance(item, Injected | Look)])
+        return warmup.released(received or ())
 
 
 def on_added(result: Any, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
@@ -517,6 +544,11 @@ SEAMS = (
         ("max_queued_requests", "waiting_queue"),
     ),
     Seam(_SCHEDULER, "Scheduler.init_tokenizer", ("self",), ("is_generation",)),
+    Seam(_SCHEDULER, "Scheduler.get_next_batch_to_run", None, ("dllm_config",)),
+    Seam(_SCHEDULER, "Scheduler.init_weight_updater", None, ("weight_updater",)),
+    Seam(_PARTS + "weight_updater", "SchedulerWeightUpdaterManager.release_memory_occupation", None, ("offload_tags",)),
+    Seam(_PARTS + "flush_wrapper", "SchedulerFlushWrapper.check_pending", ("self",), ("_pending",)),
+    Seam(_SCHEDULER, "Scheduler.process_input_requests", None, ("flush_wrapper",)),
     *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
     Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),
     Seam(

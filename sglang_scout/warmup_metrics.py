@@ -6,14 +6,14 @@ SGLang reports every prefill: tokens computed and cached, hit rate, time in the 
     a slice beside clients    is taken out of what is reported
     times of a slice          are not observed
 
-What the device did and holds stays as it is: forward passes, memory in use, the load that routers see. With
+What is told of the device in other places stays as it is: memory in use, idle time, the load that routers see. With
 --enable-metrics the rank that decides exports `sglang_scout:warmup_*`, with SGLang's labels.
 """
 
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from radix_policy.warm_account import Totals
@@ -39,13 +39,15 @@ class Share(NamedTuple):
         return self.device + self.host + self.storage
 
 
-def share_of(batch: Any, rids: Sequence[str]) -> Share:
-    """What the requests `rids` are of a batch that was run."""
+def share_of(batch: Any, rids: Collection[str]) -> Share:
+    """What the requests `rids` are of the prefill in a batch that was run."""
     found = Share(0, 0, 0, 0, 0)
-    for req, computed in zip(batch.reqs, batch.extend_lens):
-        if req.rid in rids:
-            own = (1, computed, req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
-            found = Share(*(a + b for a, b in zip(found, own)))
+    decoding = {req.rid for req in batch.decoding_reqs or ()}  # rows of a mixed batch that are no prefill
+    for req, before, computed in zip(batch.reqs, batch.prefix_lens, batch.extend_lens):
+        if req.rid in rids and req.rid not in decoding:
+            cached = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
+            first = before == sum(cached)  # of its chunks: SGLang counts hits once
+            found = Share(*(a + b for a, b in zip(found, (1, computed, *(cached if first else (0, 0, 0))))))
     return found
 
 
@@ -123,14 +125,18 @@ class Exporter:
 
 
 def export(found: "warmup.Warmup", reporter: Any) -> None:
-    """Bring the exported metrics up to date, where SGLang has any."""
+    """Bring the exported metrics up to date, where SGLang has any. After a fault none are, and warmup goes on."""
     collector = reporter.metrics_collector
-    if not (found.decides and reporter.current_scheduler_metrics_enabled and collector is not None):
+    if not (found.decides and found.exports and reporter.current_scheduler_metrics_enabled and collector is not None):
         return
-    if found.exporter is None:
-        found.exporter = Exporter(collector.labels)
-    account = found.planner.account
-    found.exporter.update(account.totals(), account.open)
+    try:
+        if found.exporter is None:
+            found.exporter = Exporter(collector.labels)
+        account = found.planner.account
+        found.exporter.update(account.totals(), account.open)
+    except Exception:
+        found.exports = False
+        found.bridge.count_fault("warmup_metrics")
 
 
 # ---- hooks ----
@@ -139,8 +145,12 @@ def export(found: "warmup.Warmup", reporter: Any) -> None:
 def on_adding(scheduler: Any, req: Any, is_retracted: bool = False) -> None:
     """BEFORE Scheduler._add_request_to_queue: nobody waited for a slice."""
     found = warmup.running()
-    if found is not None and req.rid in found.own:
+    if found is None or req.rid not in found.own:
+        return
+    try:
         req.time_stats.enable_metrics = False
+    except Exception:
+        found.fail()
 
 
 def around_report(
@@ -161,7 +171,7 @@ def around_report(
         if share is not None and share.requests:
             if reporter.is_stats_logging_rank:
                 logger.info("Warmup batch, #new-token: %d, #cached-token: %d", share.computed, share.cached)
-            if share.requests == len(batch.reqs):
+            if share.requests >= prefill_stats.num_new_seqs:
                 reporter.scheduler.kv_events_publisher.publish_kv_events()
                 return None
             prefill_stats = without(prefill_stats, share)
@@ -198,6 +208,12 @@ SEAMS = (
             "log_host_hit_tokens",
             "log_storage_hit_tokens",
         ),
+    ),
+    Seam(
+        "sglang.srt.managers.schedule_batch",
+        "ScheduleBatch.copy",
+        None,
+        ("prefix_lens", "extend_lens", "decoding_reqs"),
     ),
     Seam(
         "sglang.srt.managers.scheduler_components.kv_events_publisher",

@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks import warmup as simulated_warmup
+from benchmarks import warmup_servers
 from benchmarks.report import plots
 from benchmarks.report.page import Page
 
@@ -231,24 +233,15 @@ def host(page: Page, document: Document) -> None:
 
 
 def warmup(page: Page, document: Document) -> None:
-    """Results of warmup."""
-    page.heading("Warmup")
-    names = (
-        "workload",
-        "concurrency",
-        "factor",
-        "mode",
-        "seed",
-        "hit_rate",
-        "ttft_ms",
-        "warmed_tokens",
-        "useful_tokens",
-    )
-    page.table([n.replace("_", " ") for n in names], [[_plain(p.get(n)) for n in names] for p in document["points"]])
-
-
-def _plain(value: Any) -> Any:
-    return value["mean"] if isinstance(value, dict) else value
+    """Results of warmup, in the simulator or on servers."""
+    points = document["points"]
+    servers = bool(points) and "round" in points[0]
+    page.heading("Warmup", "On real servers." if servers else "In the simulator.")
+    for block in (warmup_servers if servers else simulated_warmup).blocks(points):
+        page.note(block.title)
+        page.table(block.headers, [[str(v) if isinstance(v, float) else v for v in row] for row in block.rows])
+    for line in warmup_servers.remarks_on(points) if servers else ():
+        page.note(line)
 
 
 def closing(page: Page, documents: Sequence[Document]) -> None:

@@ -120,7 +120,7 @@ def assert_same(calls: Sequence[Heard], events: Sequence[Any], runtime: Runtime,
 ENV = {"SGLANG_SCOUT_VERIFY": "1", CPU_OVERLAP_ENV: "0"}
 
 
-@pytest.mark.parametrize("policy", ["lru", "scout"])
+@pytest.mark.parametrize("policy", ["scout"])  # the others are compared in process, on both cores
 def test_same_cached_tokens(
     policy: str, start_server: Callable[..., Any], generate: Callable[..., Any], post: Callable[..., Any]
 ) -> None:

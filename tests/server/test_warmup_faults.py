@@ -183,15 +183,14 @@ def test_a_server_stops_in_the_middle_of_a_warmup(start_server: Any, generate: G
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.parametrize("flags", [[], ["--enable-priority-scheduling"]], ids=["", "priority"])
-def test_a_full_queue(start_server: Any, generate: Generate, post: Post, flags: list[str]) -> None:
+def test_a_full_queue(start_server: Any, generate: Generate, post: Post) -> None:
     """One runs, one waits: a client is turned away where it is without warmups, and a warmup takes nobody's place."""
     limits = ["--max-running-requests", "1", "--max-queued-requests", "1"]
     server = start_server(
         "scout",
         policy_config=CONFIG,
         max_total_tokens=ROOM,
-        extra_args=[*SHOWN, *limits, *flags],
+        extra_args=[*SHOWN, *limits],
         env={**VERIFY, CPU_OVERLAP_ENV: "1"},
     )
     learned(server, generate)

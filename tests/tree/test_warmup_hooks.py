@@ -54,6 +54,9 @@ class Rank:
             is_fully_idle=lambda: True,
             _engine_paused=False,
             _deferred_input_requests=[],
+            dllm_config=None,
+            weight_updater=SimpleNamespace(offload_tags=set()),
+            flush_wrapper=SimpleNamespace(_pending=None),
             max_queued_requests=None,
             waiting_queue=[],
             tp_worker=SimpleNamespace(
@@ -220,7 +223,9 @@ def test_a_look_is_taken_on_every_rank() -> None:
     assert asked == ranks
 
 
-@pytest.mark.parametrize("why", ["client", "busy", "paused", "deferred", "flight", "dead", "off"])
+@pytest.mark.parametrize(
+    "why", ["client", "busy", "paused", "deferred", "memory given away", "flush waits", "flight", "dead", "off"]
+)
 def test_it_keeps_out_of_the_way(why: str, rank: Rank) -> None:
     client = [make_request("c1", prompt_of((1, 2, 3)), Space(None, None, None, None))]
     if why == "busy":
@@ -229,12 +234,18 @@ def test_it_keeps_out_of_the_way(why: str, rank: Rank) -> None:
         rank.engine._engine_paused = True
     elif why == "deferred":
         rank.engine._deferred_input_requests.append(object())
+    elif why == "memory given away":
+        rank.engine.weight_updater.offload_tags.add("kv_cache")
+    elif why == "flush waits":
+        rank.engine.flush_wrapper._pending = (object(), 1.0)
     elif why == "flight":
         injected(rank)
     elif why == "dead":
         rank.bridge.live = False
     elif why == "off":
         rank.warmup.on = False
+    sleeps = module.around_sleep(lambda sleeper: "slept", None) == "slept"
+    assert sleeps or why in ("client", "busy"), "nor does it keep the server awake"
     assert rank.poll(client if why == "client" else []) == (client if why == "client" else [])
 
 
@@ -338,7 +349,7 @@ def test_a_full_queue_is_full_of_clients_only(rank: Rank) -> None:
     assert polls == [*([[]] * (SETTLE - 1)), [both, abort]], "and then the queue says how many it takes"
     rank.engine.max_queued_requests = 0
     rank.engine.waiting_queue.clear()
-    rank.tree.reset()
+    rank.call("s3", 2)
     assert injected(rank), "a slice itself is not held back"
 
 
@@ -350,6 +361,22 @@ def test_after_a_fault_nothing_waits(rank: Rank, monkeypatch: pytest.MonkeyPatch
     assert rank.poll([flush]) == []
     monkeypatch.setattr(rank.warmup, "received", broken)
     assert rank.poll() == [flush] and not rank.warmup.on and not rank.warmup.snapshot()["delayed"]
+
+
+def test_a_fault_on_the_way_loses_nothing(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited goes on, and so does the slice, which other ranks run too; its output stays here."""
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    first, second = FlushCacheReqInput(), FlushCacheReqInput()
+    req = rank.queue(injected(rank))
+    assert rank.poll([first]) == []
+    monkeypatch.setattr(module, "is_work", broken)
+    assert rank.poll([second]) == [first, second] and not rank.warmup.on
+    assert streamed(rank, done(req)) == []
+    rank = Rank().learn()
+    monkeypatch.setattr(rank.warmup, "_hold", broken)
+    (item,) = rank.poll()
+    assert item.rid in rank.warmup.own and streamed(rank, done(rank.queue(item))) == []
 
 
 def test_a_slice_that_does_not_get_on_is_taken_back_and_then_ignored(rank: Rank) -> None:
@@ -366,9 +393,10 @@ def test_a_slice_that_does_not_get_on_is_taken_back_and_then_ignored(rank: Rank)
     assert not rank.warmup.on, "nor is another one sent"
 
 
-def test_an_embedding_model_is_not_warmed() -> None:
+@pytest.mark.parametrize("odd", [{"is_generation": False}, {"dllm_config": object()}])
+def test_an_odd_model_is_not_warmed(odd: dict[str, Any]) -> None:
     rank = Rank().learn()
-    rank.engine.is_generation = False
+    vars(rank.engine).update(odd)
     assert rank.poll() == [] and not rank.warmup.on and not rank.warmup.own
 
 
@@ -408,6 +436,14 @@ def test_an_emptied_tree_forgets_what_was_warmed(rank: Rank) -> None:
     assert rank.warmup.snapshot()["waiting_tokens"] == ANCHOR
     rank.tree.reset()
     assert rank.warmup.snapshot()["waiting_tokens"] == 0 and rank.warmup.snapshot()["wasted_tokens"] == ANCHOR
+
+
+def test_an_emptied_tree_stays_empty_until_someone_calls(rank: Rank) -> None:
+    """An operator flushes and then loads other weights: nothing may be prefilled with the old ones in between."""
+    rank.tree.reset()
+    assert rank.poll() == [] and not rank.warmup.planner.due(1e9)
+    rank.call("s3", 0)
+    assert list(injected(rank).input_ids) == anchor(1)
 
 
 # ---- at start ----

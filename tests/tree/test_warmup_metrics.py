@@ -1,6 +1,7 @@
 """What SGLang reports of batches with warmups in them, on its real PrefillStats and a real Prometheus registry."""
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,18 +38,30 @@ class Reporter:
     def publish(self) -> None:
         self.published += 1
 
-    def report(self, *members: tuple[SimpleNamespace, int]) -> None:
-        """One batch of (request, tokens computed), counted as SGLang's PrefillAdder does."""
+    def report(
+        self, *members: tuple[SimpleNamespace, int], later: Sequence[str] = (), decoding: Sequence[Any] = ()
+    ) -> None:
+        """One batch of (request, tokens computed), counted as SGLang's PrefillAdder does.
+
+        `later`: rids of which this is not the first chunk; `decoding`: rows of a mixed batch that only decode.
+        """
         reqs = [req for req, _ in members]
-        batch = SimpleNamespace(reqs=reqs, extend_lens=[n for _, n in members])
+        firsts = [req for req in reqs if req.rid not in later]
+        cached = {r.rid: r.cached_tokens_device + r.cached_tokens_host for r in [*reqs, *decoding]}
+        batch = SimpleNamespace(
+            reqs=[*reqs, *decoding],
+            extend_lens=[*(n for _, n in members), *(1 for _ in decoding)],
+            prefix_lens=[cached[r.rid] + 50 * (r.rid in later) for r in reqs] + [cached[r.rid] + 7 for r in decoding],
+            decoding_reqs=list(decoding) or None,
+        )
         stats = PrefillStats(
-            log_input_tokens=sum(batch.extend_lens),
-            log_hit_tokens=sum(r.cached_tokens_device + r.cached_tokens_host for r in reqs),
+            log_input_tokens=sum(n for _, n in members),
+            log_hit_tokens=sum(cached[r.rid] for r in firsts),
             new_token_ratio=0.5,
             num_running_reqs=QueueCount(total=0),
             num_new_seqs=len(reqs),
-            log_device_hit_tokens=sum(r.cached_tokens_device for r in reqs),
-            log_host_hit_tokens=sum(r.cached_tokens_host for r in reqs),
+            log_device_hit_tokens=sum(r.cached_tokens_device for r in firsts),
+            log_host_hit_tokens=sum(r.cached_tokens_host for r in firsts),
         )
         around_report(lambda reporter, batch, stats, *rest: self.told.append(stats), self, batch, stats, False)
 
@@ -77,6 +90,26 @@ def test_a_slice_is_taken_out_of_a_batch_with_clients(rank: Rank) -> None:
     assert told.new_token_ratio == 0.5
 
 
+def test_a_slice_in_pieces_is_taken_out_piece_by_piece(rank: Rank) -> None:
+    item, reporter = injected(rank), Reporter()
+    slice_ = member(item.rid, device=40)
+    reporter.report((member("r", device=100), 30), (slice_, 20))
+    reporter.report((member("r2", device=70), 30), (slice_, 44), later=[item.rid])
+    assert [(t.log_input_tokens, t.log_hit_tokens, t.num_new_seqs) for t in reporter.told] == [
+        (30, 100, 1),
+        (30, 70, 1),
+    ]
+
+
+def test_rows_that_only_decode_are_no_part_of_the_prefill(rank: Rank, caplog: Any) -> None:
+    item, reporter = injected(rank), Reporter()
+    reporter.report((member("r", device=100), 30), decoding=[member(item.rid, device=40)])
+    (told,) = reporter.told
+    assert (told.num_new_seqs, told.log_input_tokens, told.log_hit_tokens) == (1, 30, 100)
+    reporter.report((member(item.rid, device=40), 64), decoding=[member("r", device=100)])
+    assert len(reporter.told) == 1, "of the prefill there was nothing else"
+
+
 def test_clients_are_reported_as_ever(rank: Rank) -> None:
     reporter = Reporter()
     reporter.report((member("scout-warmup-1", device=5), 30))
@@ -89,10 +122,21 @@ def test_a_fault_reports_the_batch_as_it_is(rank: Rank) -> None:
     item, reporter = injected(rank), Reporter()
     odd = SimpleNamespace(rid=item.rid, cached_tokens_device=None, cached_tokens_host=0, cached_tokens_storage=0)
     stats = PrefillStats(1, 0, 0.5, QueueCount(total=0), 1)
-    batch = SimpleNamespace(reqs=[odd], extend_lens=[1])
+    batch = SimpleNamespace(reqs=[odd], extend_lens=[1], prefix_lens=[0], decoding_reqs=None)
     around_report(lambda reporter, batch, stats, *rest: reporter.told.append(stats), reporter, batch, stats, False)
     assert reporter.told == [stats]
     assert rank.bridge.faults == {"warmup": 1} and not rank.warmup.on
+
+
+def test_a_fault_of_the_exporter_ends_the_export_only(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("two labels of one name")
+
+    monkeypatch.setattr(warmup_metrics, "Exporter", broken)
+    reporter = Reporter(metrics=True)
+    for _ in range(2):
+        reporter.report((member("r"), 5))
+    assert rank.bridge.faults == {"warmup_metrics": 1} and rank.warmup.on and len(reporter.told) == 2
 
 
 def test_the_times_of_a_slice_are_not_observed(rank: Rank) -> None:
@@ -101,6 +145,8 @@ def test_the_times_of_a_slice_are_not_observed(rank: Rank) -> None:
         req = SimpleNamespace(rid=rid, time_stats=SimpleNamespace(enable_metrics=True))
         on_adding(rank.engine, req)
         assert req.time_stats.enable_metrics is expected
+    on_adding(rank.engine, SimpleNamespace(rid=item.rid))
+    assert rank.bridge.faults == {"warmup": 1}, "a hook never raises"
 
 
 def value(name: str, **labels: str) -> float | None:

@@ -154,6 +154,25 @@ def test_micro_and_host_results_have_a_page(tmp_path: Path) -> None:
     assert "Hot-path costs" in html and "Learned state" in html and "Host tier" in html and html.count("<svg ") == 2
 
 
+def warm_point(mode: str, mean: float, **more: Any) -> dict[str, Any]:
+    return {
+        **{"workload": "pipeline", "policy": "scout", "concurrency": 1, "factor": 1.3, "mode": mode, "seed": 1},
+        **{"ttft_ms": {"mean": mean, "p50": mean, "p99": mean}, "hit_rate": 0.5, "computed_prefill_tokens": 1000},
+        "warmup": None if mode == "off" else {"tokens": 2000, "useful_tokens": 1500},
+        **more,
+    }
+
+
+def test_warmup_results_have_a_page_even_when_they_are_not_complete(tmp_path: Path) -> None:
+    simulated = [warm_point("off", 100.0), warm_point("on", 80.0), warm_point("off", 90.0, seed=2)]
+    about = {"refused_calls": 0, "refusals": {}, "short_calls": 0, "segments": 1, "faults": {"warmup": 1}}
+    servers = [warm_point("off", 200.0, round=1, **about), warm_point("on", 150.0, round=1, **about)]
+    html = page(tmp_path, document("warmup", simulated), document("warmup", servers))
+    assert "In the simulator." in html and "On real servers." in html
+    assert "-20.00" in html and "-25.00" in html and "75.00" in html
+    assert "beyond the noise: none" in html and "faults of the plug-in" in html
+
+
 # ---- the command ----
 
 

@@ -414,7 +414,7 @@ def test_fixed_service_is_refused() -> None:
 def test_predictability_is_that_of_the_counts(calls: list[tuple[int, int]]) -> None:
     """By hand from all transitions so far, none faded; what is kept at hand may be a few transitions old."""
     bench = Bench()
-    bench.runtime = Runtime("scout", {"identity": "tags", "transition_decay": 1.0})
+    bench.runtime = Runtime("scout", {"identity": "tags", "transition_decay": 1.0, "max_agents": 3})
     bench.runtime.reset(0)
     bench.planner = Planner(build({"warmup": True}, WarmupConfig)[0], bench.runtime)
     for session, agent in calls:

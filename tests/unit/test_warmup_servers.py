@@ -206,7 +206,7 @@ def test_what_is_for_servers_needs_servers(option: str, capsys: pytest.CaptureFi
 
 
 def point(mode: str, number: int, mean: float, hit: float = 0.5, computed: int = 5000, **more: Any) -> dict[str, Any]:
-    run = Run("pipeline", "scout", 1, 1.3, mode, 1, number, None)
+    run = Run("pipeline", "scout", 1, 1.3, mode, 1, number, 2)
     return {
         **run.key(),
         "lanes": 1,
