@@ -338,8 +338,9 @@ class Planner:
                 return Look(need, there.node)
             victims, self._victims = self._victims[1], None
             room = free + self._cheap(victims or (), anchor) - page
+            least = min(LEAST, end - begin)
             end = min(end, begin + room - room % page)
-            if end - begin < LEAST:
+            if end - begin < least:
                 self._refuse(now, "worth")
                 return None
         first = self._active != anchor.key

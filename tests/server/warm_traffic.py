@@ -20,6 +20,7 @@ ANCHOR = 300
 AGENTS = 4
 VERIFY = {"SGLANG_SCOUT_VERIFY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
 CONFIG = '{"warmup": true}'
+EAGER = '{"warmup": true, "warmup_p_min": 0.01, "warmup_share": 0, "warmup_slice": %d}'  # many slices, come what may
 
 _SLICE = re.compile(r"sglang-scout: warmup (\d+): tokens")  # with --log-level debug
 
@@ -67,8 +68,8 @@ def say(server: Server, post: Post, call: Call, tokens: int = 4, **body: Any) ->
 
 
 def flush(server: Server) -> None:
-    """Empty the cache: what is predicted is then missing, and warmed. Raises where SGLang is busy."""
-    urllib.request.urlopen(server.url + "/flush_cache", timeout=60).close()
+    """Empty the cache, as soon as nothing runs. Nothing is warmed then until somebody calls."""
+    urllib.request.urlopen(server.url + "/flush_cache?timeout=30", timeout=60).close()
 
 
 def log_of(server: Server) -> str:
@@ -80,15 +81,24 @@ def slices(server: Server) -> int:
     return len(_SLICE.findall(log_of(server)))
 
 
-def await_slice(server: Server, seconds: float = 10) -> None:
-    """Return as soon as one more slice is on its way; the server logs at level debug."""
+def await_slice(server: Server, since: int, seconds: float = 20) -> None:
+    """Return as soon as a slice is on its way that the log says after so many bytes; the server logs at level debug."""
     with server.log_path.open(errors="replace") as log:
-        log.seek(0, 2)
+        log.seek(since)
         seen, deadline = "", time.monotonic() + seconds
         while _SLICE.search(seen) is None:
             assert time.monotonic() < deadline, "no warmup"
             time.sleep(0.002)
             seen = seen[-200:] + log.read()
+
+
+def provoke(server: Server, generate: Generate) -> None:
+    """Empty the cache and call agent 0 in a session that says it will call agent 1: return once that one is warmed."""
+    flush(server)
+    since = server.log_path.stat().st_size
+    tag = {"agent": "agent0", "session": f"provoked{since}", "next": "agent1"}
+    generate(server.url, prompt(40, since), 1, custom_params={"scout": tag})
+    await_slice(server, since)
 
 
 def states_of(server: Server) -> list[dict[str, Any]]:
