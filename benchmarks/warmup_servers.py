@@ -162,6 +162,8 @@ def _plug_in(one: Run, point: dict[str, Any]) -> dict[str, Any]:
     if (warmup is None) != (one.mode == "off"):
         raise ServerFailed(f"{one}: the server runs with warmup {'off' if warmup is None else 'on'}", 1)
     found = {"faults": state.get("faults") or {}, "warmup": warmup}
+    if warmup is not None and not warmup["on"]:
+        raise ServerFailed(f"{one}: warmup switched itself off; faults: {found['faults']}", 1)
     if warmup is not None:
         found["longest_slice_s"] = warmup.get("longest_slice_s")
     return found
@@ -273,7 +275,17 @@ def blocks(points: Sequence[dict[str, Any]]) -> list[Block]:
                 changes.append([*head, *(metric.change(own, runs["off"]) for metric in METRICS)])
     rounds = len({p["round"] for p in points})
     names = ["workload", "C", "capacity", "warmup"]
-    header = [*names, "ttft mean ms", "p50", "p99", "hit %", "computed ktok", "warmed ktok", "useful %"]
+    header = [
+        *names,
+        "ttft mean ms",
+        "p50",
+        "p99",
+        "hit %",
+        "computed ktok",
+        "warmed ktok",
+        "useful %",
+        "longest slice ms",
+    ]
     found = [Block(f"median of {rounds} round(s)", header, medians)]
     if changes:
         noise = "±: half the range of the rounds of off" if rounds > 1 else "one round: the noise is unknown"
@@ -308,11 +320,13 @@ def _by_mode(points: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str
     return found
 
 
-def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Number, Number]:
-    """Thousand tokens that warmups prefilled, and the useful part of them in percent: medians."""
+def _warmed(own: Sequence[dict[str, Any]]) -> tuple[Number, Number, Number]:
+    """Thousand tokens that warmups prefilled, and the useful part of them in percent: medians; the longest slice in ms,
+    which is what a call can have waited at most."""
     counts = [p["warmup"] or {"tokens": 0, "useful_tokens": 0} for p in own]
     shares = [100 * c["useful_tokens"] / c["tokens"] if c["tokens"] else 0.0 for c in counts]
-    return Number(median(c["tokens"] / 1000 for c in counts)), Number(median(shares))
+    longest = max(p.get("longest_slice_s") or 0.0 for p in own)
+    return Number(median(c["tokens"] / 1000 for c in counts)), Number(median(shares)), Number(1000 * longest)
 
 
 def _remarks(point: dict[str, Any]) -> list[str]:

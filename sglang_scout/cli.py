@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from radix_policy.config import ConfigError
-from sglang_scout import __version__, config, headers, preflight, warmup, warmup_metrics
+from sglang_scout import __version__, config, headers, preflight, warmup_hooks, warmup_metrics
 from sglang_scout import plan as planner
 
 _DISTRIBUTIONS = ("sglang", "torch", "numpy")
@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
     if installed:
         _prepare()
         seams, rust, warm = map(
-            _checked, (preflight.SEAMS, preflight.RUST_SEAMS, (*warmup.SEAMS, *warmup_metrics.SEAMS))
+            _checked, (preflight.SEAMS, preflight.RUST_SEAMS, (*warmup_hooks.SEAMS, *warmup_metrics.SEAMS))
         )
     try:
         headers.header_map(os.environ.get(headers.ENV, ""))

@@ -22,11 +22,12 @@ from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
 from radix_policy.admission import AdmissionConfig
 from radix_policy.warmup import WarmupConfig
-from sglang_scout import config, hicache, preflight, scheduler, warmup, warmup_metrics
+from sglang_scout import config, hicache, preflight, scheduler, warmup_hooks, warmup_metrics
 from sglang_scout.bridge import Bridge
 from sglang_scout.curve import CurveConfig, OnlineCurve
 from sglang_scout.mirrored import HOST_QUANTUM
 from sglang_scout.strategy import STRATEGIES, Refused, building
+from sglang_scout.warmup import Warmup
 
 logger = logging.getLogger(__name__)
 
@@ -395,10 +396,10 @@ def make_core(params: Any, components: Any) -> Any:
         OnlineCurve(curve, params.page_size) if curve.curve else None,
     )
     if warm.warmup:
-        missing = warmup.problems(warmup_metrics.SEAMS) if preflight.SCHEDULER in sys.modules else []
+        missing = warmup_hooks.problems(warmup_metrics.SEAMS) if preflight.SCHEDULER in sys.modules else []
         if missing:
             raise Refused(f"sglang-scout: no warmup on SGLang {preflight.version()}: {'; '.join(missing)}")
-        warmup.Warmup(warm, bridge)
+        Warmup(warm, bridge)
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":
@@ -415,7 +416,7 @@ def make_core(params: Any, components: Any) -> Any:
         core = ScoutTreeCore(params, components, bridge)
     logger.info("sglang-scout: policy %s on SGLang's %s tree core", params.eviction_policy, kind.capitalize())
     unhooked = scheduler.install(
-        scheduler.HOOKS + hicache.HOOKS + (warmup.HOOKS + warmup_metrics.HOOKS if warm.warmup else ())
+        scheduler.HOOKS + hicache.HOOKS + (warmup_hooks.HOOKS + warmup_metrics.HOOKS if warm.warmup else ())
     )
     if unhooked:
         raise Refused(f"sglang-scout: SGLang {preflight.version()} did not take the hook on {', '.join(unhooked)}")

@@ -15,24 +15,21 @@ of them fail on a server that is not idle, so they wait until the slice is done,
 A fault here switches warmup off; what is in the engine is still kept from clients.
 """
 
-import functools
 import logging
 import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from radix_policy.events import Prompt
-from radix_policy.prompts import TokenPrompt
 from radix_policy.warm_anchors import Anchor
 from radix_policy.warmup import Held, Look, Planner, Slice, WarmupConfig, peek
 from sglang_scout.bridge import Bridge
-from sglang_scout.preflight import Seam
-from sglang_scout.scheduler import ClockTick, Hook, bridge_of
+from sglang_scout.scheduler import ClockTick
+from sglang_scout.warmup_requests import Space, is_work, make_request
 
 logger = logging.getLogger(__name__)
 
@@ -41,34 +38,10 @@ SETTLE = 3  # polls after the end of a slice until SGLang calls itself idle (wit
 GIVEN_UP = 1024  # polls after which nothing waits for it any more
 
 
-WORK = (
-    "TokenizedGenerateReqInput",
-    "TokenizedEmbeddingReqInput",
-    "BatchTokenizedGenerateReqInput",
-    "BatchTokenizedEmbeddingReqInput",
-    "AbortReq",
-)
-
-
-class Space(NamedTuple):
-    """The namespace of an anchor as SGLang has it."""
-
-    extra_key: str | None  # the client's
-    cache_salt: str | None
-    lora_id: str | None
-    whole_key: str | None  # Req.extra_key: the client's with the LoRA's id behind it
-
-
 class Injected(NamedTuple):
     """A warmup request on its way to all ranks."""
 
     request: Any
-
-
-class _Process:
-    """The warmup of this process's scheduler."""
-
-    warmup: "Warmup | None" = None
 
 
 class Warmup:
@@ -379,207 +352,3 @@ class Warmup:
             return True
         waits = self.on and self.decides and self.bridge.live and not self.own and self._may_run()
         return waits and self.planner.due(time.monotonic())
-
-
-def make_request(rid: str, prompt: Prompt, space: Space) -> Any:
-    """The prefill of a prompt, with no token generated."""
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    sampling = SamplingParams(max_new_tokens=0, temperature=0.0, ignore_eos=True)
-    sampling.normalize(None)
-    return TokenizedGenerateReqInput(
-        rid=rid,
-        input_text="",
-        input_ids=prompt.ids(0, len(prompt)),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=sampling,
-        return_logprob=False,
-        logprob_start_len=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-        lora_id=space.lora_id,
-        extra_key=space.extra_key,
-        cache_salt=space.cache_salt,
-        no_logs=True,
-    )
-
-
-def is_work(item: Any) -> bool:
-    """Whether a client's request is one to be run, or an abort; everything else may want an idle server."""
-    return isinstance(item, _work_types())
-
-
-@functools.cache
-def _work_types() -> tuple[type, ...]:
-    from sglang.srt.managers import io_struct
-
-    return (*(getattr(io_struct, name) for name in WORK), ClockTick)
-
-
-# ---- hooks ----
-
-
-def running() -> Warmup | None:
-    """The warmup of this process's scheduler."""
-    return _Process.warmup
-
-
-def on_ingest(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """BEFORE Scheduler.ingest_requests: once per iteration, on every rank."""
-    bridge = bridge_of(scheduler.tree_cache)
-    found = bridge.warmup if bridge is not None else None
-    _Process.warmup = found if isinstance(found, Warmup) else None
-    if _Process.warmup is not None:
-        _Process.warmup.scheduler = scheduler
-
-
-def around_broadcast(original: Callable[..., Any], receiver: Any, recv_reqs: Any, local_reqs: Any = None) -> Any:
-    """AROUND SchedulerRequestReceiver._broadcast_reqs_across_ranks; `recv_reqs` is a list on the sending rank only."""
-    warmup = _Process.warmup
-    if warmup is None:
-        return original(receiver, recv_reqs, local_reqs)
-    added = None
-    if recv_reqs is not None:
-        try:
-            added = warmup.decide(recv_reqs)
-        except Exception:
-            warmup.fail()
-    if added is not None:
-        local_reqs = [*(local_reqs or ()), added]
-    received = original(receiver, recv_reqs, local_reqs)
-    if not received and not warmup.listens:
-        return received
-    try:
-        return warmup.received([*(received or ())])
-    except Exception:
-        warmup.fail()
-        return warmup.released(received or ())
-
-
-def on_added(result: Any, scheduler: Any, req: Any, is_retracted: bool = False) -> None:
-    """AFTER Scheduler._add_request_to_queue."""
-    warmup = _Process.warmup
-    if warmup is None:
-        return
-    try:
-        warmup.queued(req, is_retracted)
-    except Exception:
-        warmup.fail()
-
-
-def around_stream(
-    original: Callable[..., Any],
-    streamer: Any,
-    reqs: Sequence[Any],
-    return_logprob: bool,
-    skip_req: Any = None,
-    is_idle_batch: bool = False,
-) -> Any:
-    """AROUND SchedulerOutputStreamer._stream_output_generation: what leaves for the detokenizer."""
-    warmup = _Process.warmup
-    if warmup is not None and warmup.own:
-        mine = [req for req in reqs if req.rid in warmup.own]
-        if mine:
-            reqs = [req for req in reqs if req.rid not in warmup.own]
-            for req in mine:
-                try:
-                    warmup.streamed(req)
-                except Exception:
-                    warmup.fail()
-    return original(streamer, reqs, return_logprob, skip_req, is_idle_batch)
-
-
-def around_abort(original: Callable[..., Any], scheduler: Any, abort_req: Any, req: Any) -> Any:
-    """AROUND Scheduler.send_abort_output: requests that end outside the output stream."""
-    warmup = _Process.warmup
-    if warmup is not None and req.rid in warmup.own:
-        warmup.dropped(req)
-        return None
-    return original(scheduler, abort_req, req)
-
-
-def around_sleep(original: Callable[..., Any], sleeper: Any) -> Any:
-    """AROUND IdleSleeper.maybe_sleep (--sleep-on-idle), which sleeps up to a second unless a client sends something."""
-    warmup = _Process.warmup
-    return None if warmup is not None and warmup.eager else original(sleeper)
-
-
-_SCHEDULER = "sglang.srt.managers.scheduler"
-_PARTS = "sglang.srt.managers.scheduler_components."
-
-HOOKS = (
-    Hook(_SCHEDULER, "Scheduler.ingest_requests", "before", on_ingest, ("self", "stop_at_pause")),
-    Hook(
-        _PARTS + "request_receiver",
-        "SchedulerRequestReceiver._broadcast_reqs_across_ranks",
-        "around",
-        around_broadcast,
-        ("self", "recv_reqs", "local_reqs"),
-    ),
-    Hook(_SCHEDULER, "Scheduler._add_request_to_queue", "after", on_added, ("self", "req", "is_retracted")),
-    Hook(
-        _PARTS + "output_streamer",
-        "SchedulerOutputStreamer._stream_output_generation",
-        "around",
-        around_stream,
-        ("self", "reqs", "return_logprob", "skip_req", "is_idle_batch"),
-    ),
-    Hook(_SCHEDULER, "Scheduler.send_abort_output", "around", around_abort, ("self", "abort_req", "req")),
-    Hook(_PARTS + "idle_sleeper", "IdleSleeper.maybe_sleep", "around", around_sleep, ("self",)),
-)
-
-# Needed only where warmup is on.
-SEAMS = (
-    *(Seam(hook.module, hook.name, hook.parameters) for hook in HOOKS),
-    Seam(_SCHEDULER, "Scheduler.is_fully_idle", ("self", "for_health_check", "ignore_waiting")),
-    Seam(_SCHEDULER, "Scheduler.abort_request", ("self", "recv_req")),
-    Seam(
-        _SCHEDULER,
-        "Scheduler._abort_on_queued_limit",
-        ("self", "recv_req"),
-        ("max_queued_requests", "waiting_queue"),
-    ),
-    Seam(_SCHEDULER, "Scheduler.init_tokenizer", ("self",), ("is_generation",)),
-    Seam(_SCHEDULER, "Scheduler.get_next_batch_to_run", None, ("dllm_config",)),
-    Seam(_SCHEDULER, "Scheduler.init_weight_updater", None, ("weight_updater",)),
-    Seam(_PARTS + "weight_updater", "SchedulerWeightUpdaterManager.release_memory_occupation", None, ("offload_tags",)),
-    Seam(_PARTS + "flush_wrapper", "SchedulerFlushWrapper.check_pending", ("self",), ("_pending",)),
-    Seam(_SCHEDULER, "Scheduler.process_input_requests", None, ("flush_wrapper",)),
-    *(Seam("sglang.srt.managers.io_struct", name) for name in WORK),
-    Seam("sglang.srt.sampling.sampling_params", "SamplingParams.normalize"),
-    Seam(
-        "sglang.srt.mem_cache.unified_cache.unified_tree_core",
-        "UnifiedTreeCore.match_full_device_prefix",
-        ("self", "key"),
-    ),
-    Seam(
-        "sglang.srt.managers.schedule_batch",
-        "Req.__init__",
-        None,
-        (
-            "multimodal_inputs",
-            "input_embeds",
-            "positional_embed_overrides",
-            "token_type_ids",
-            "session",
-            "cached_tokens",
-        ),
-    ),
-)
-
-
-def problems(more: Sequence[Seam] = ()) -> list[str]:
-    """What SGLang lacks for warmup, or of `more` seams, one text each."""
-    from sglang_scout import preflight
-
-    found = [f"{f.path} {f.problem}" for f in preflight.check([*SEAMS, *more]) if f.problem is not None]
-    if not found:
-        try:
-            make_request("probe", TokenPrompt((1, 2, 3)), Space(None, None, None, None))
-        except Exception as error:
-            found.append(f"TokenizedGenerateReqInput cannot be made ({type(error).__name__}: {error})")
-    return found

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from radix_policy.warm_account import Totals
-from sglang_scout import warmup
 from sglang_scout.preflight import Seam
 from sglang_scout.scheduler import Hook
+from sglang_scout.warmup import Warmup
+from sglang_scout.warmup_hooks import running
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Exporter:
             self._families.gate.labels(**self._labels).set(int(is_open))
 
 
-def export(found: "warmup.Warmup", reporter: Any) -> None:
+def export(found: Warmup, reporter: Any) -> None:
     """Bring the exported metrics up to date, where SGLang has any. After a fault none are, and warmup goes on."""
     collector = reporter.metrics_collector
     if not (found.decides and found.exports and reporter.current_scheduler_metrics_enabled and collector is not None):
@@ -144,7 +145,7 @@ def export(found: "warmup.Warmup", reporter: Any) -> None:
 
 def on_adding(scheduler: Any, req: Any, is_retracted: bool = False) -> None:
     """BEFORE Scheduler._add_request_to_queue: nobody waited for a slice."""
-    found = warmup.running()
+    found = running()
     if found is None or req.rid not in found.own:
         return
     try:
@@ -162,7 +163,7 @@ def around_report(
     dp_cooperation_info: Any = None,
 ) -> Any:
     """AROUND SchedulerMetricsReporter.report_prefill_stats."""
-    found = warmup.running()
+    found = running()
     if found is None:
         return original(reporter, batch, prefill_stats, can_run_cuda_graph, dp_cooperation_info)
     try:

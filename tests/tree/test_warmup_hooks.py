@@ -11,8 +11,10 @@ from radix_policy.events import Tick
 from radix_policy.warmup import Look, Slice, WarmupConfig
 from sglang_scout import scheduler
 from sglang_scout import warmup as module
+from sglang_scout import warmup_hooks as hooks
 from sglang_scout.scheduler import ClockTick
-from sglang_scout.warmup import GIVEN_UP, PATIENCE, SETTLE, Space, Warmup, make_request
+from sglang_scout.warmup import GIVEN_UP, PATIENCE, SETTLE, Warmup
+from sglang_scout.warmup_requests import Space, make_request
 from tests.tree.conformance import blocks
 from tests.tree.test_faults import finish, request
 from tests.tree.trees import SglangTree
@@ -75,9 +77,9 @@ class Rank:
             origin_input_ids=array("q", [*anchor(agent), 9000 + self._number]),
             **{**PLAIN, **changes},
         )
-        module.on_ingest(self.engine)
+        hooks.on_ingest(self.engine)
         scheduler.on_queued(self.engine, req)
-        module.on_added(None, self.engine, req)
+        hooks.on_added(None, self.engine, req)
         self.bridge.tick(self._number, float(self._number))
         scheduler.on_released(None, self.tree.cache, done(req), checkpointed=True)
 
@@ -91,14 +93,14 @@ class Rank:
 
     def poll(self, clients: list[Any] | None = None, sends: bool = True) -> list[Any]:
         """One iteration: what the scheduler gets. `sends` False: another rank, which receives `clients`."""
-        module.on_ingest(self.engine)
+        hooks.on_ingest(self.engine)
         got: list[Any] = []
 
         def broadcast(receiver: Any, recv_reqs: Any, local_reqs: Any) -> list[Any]:
             got[:] = [*(recv_reqs if sends else clients or ()), *(local_reqs or ())]
             return got
 
-        found = module.around_broadcast(broadcast, None, (clients or []) if sends else None, None)
+        found = hooks.around_broadcast(broadcast, None, (clients or []) if sends else None, None)
         self.sent = list(got)
         return found
 
@@ -118,7 +120,7 @@ class Rank:
         )
         req.finished = lambda: req.finished_reason is not None
         scheduler.on_queued(self.engine, req)
-        module.on_added(None, self.engine, req)
+        hooks.on_added(None, self.engine, req)
         return req
 
 
@@ -134,7 +136,7 @@ def streamed(rank: Rank, *reqs: Any) -> list[str]:
     def stream(streamer: Any, reqs: Any, return_logprob: bool, skip_req: Any, is_idle_batch: bool) -> None:
         left.extend(req.rid for req in reqs)
 
-    module.around_stream(stream, None, list(reqs), False)
+    hooks.around_stream(stream, None, list(reqs), False)
     return left
 
 
@@ -244,7 +246,7 @@ def test_it_keeps_out_of_the_way(why: str, rank: Rank) -> None:
         rank.bridge.live = False
     elif why == "off":
         rank.warmup.on = False
-    sleeps = module.around_sleep(lambda sleeper: "slept", None) == "slept"
+    sleeps = hooks.around_sleep(lambda sleeper: "slept", None) == "slept"
     assert sleeps or why in ("client", "busy"), "nor does it keep the server awake"
     assert rank.poll(client if why == "client" else []) == (client if why == "client" else [])
 
@@ -297,7 +299,7 @@ def test_clients_ids_are_never_taken_for_ours(rank: Rank) -> None:
     alike = request(item.rid[:-1] + "999", finished_output=False)
     assert streamed(rank, rank.queue(item), alike) == [alike.rid]
     sent: list[Any] = []
-    module.around_abort(lambda s, a, r: sent.append(r.rid), rank.engine, None, alike)
+    hooks.around_abort(lambda s, a, r: sent.append(r.rid), rank.engine, None, alike)
     assert sent == [alike.rid]
     assert Rank().warmup._prefix != rank.warmup._prefix
 
@@ -305,7 +307,7 @@ def test_clients_ids_are_never_taken_for_ours(rank: Rank) -> None:
 def test_an_aborted_slice_answers_nobody(rank: Rank) -> None:
     req = rank.queue(injected(rank))
     sent: list[Any] = []
-    module.around_abort(lambda *_: sent.append(1), rank.engine, None, req)
+    hooks.around_abort(lambda *_: sent.append(1), rank.engine, None, req)
     assert sent == [] and not rank.warmup.own
     assert rank.warmup.snapshot()["aborted"] == 1
     req = rank.queue(injected(rank))
@@ -324,7 +326,7 @@ def test_control_waits_for_the_slice_and_nothing_else_does(rank: Rank) -> None:
     assert rank.poll([flush, second]) == [], "what comes after it must not overtake it"
     tick = ClockTick(1.0)
     assert rank.poll([tick]) == [tick]
-    assert module.around_sleep(lambda sleeper: "slept", None) is None
+    assert hooks.around_sleep(lambda sleeper: "slept", None) is None
     assert streamed(rank, done(req)) == []
     polls = [rank.poll() for _ in range(SETTLE)]
     assert polls == [*([[]] * (SETTLE - 1)), [flush, second]]
@@ -457,17 +459,17 @@ def test_it_is_there_only_when_it_is_asked_for() -> None:
 
 
 def test_this_sglang_has_all_that_it_needs() -> None:
-    assert module.problems() == []
+    assert hooks.problems() == []
 
 
 def test_without_warmup_every_hook_does_nothing() -> None:
     engine = SimpleNamespace(tree_cache=SglangTree().cache)
-    module.on_ingest(engine)
-    assert module.around_broadcast(lambda r, a, b: (a, b), None, [1], None) == ([1], None)
-    assert module.around_abort(lambda *_: "sent", None, None, request()) == "sent"
-    assert module.around_sleep(lambda _: "slept", None) == "slept"
-    assert module.around_stream(lambda *a: a, 1, [request()], True)[3:] == (None, False)
-    assert module.on_added(None, engine, request()) is None
+    hooks.on_ingest(engine)
+    assert hooks.around_broadcast(lambda r, a, b: (a, b), None, [1], None) == ([1], None)
+    assert hooks.around_abort(lambda *_: "sent", None, None, request()) == "sent"
+    assert hooks.around_sleep(lambda _: "slept", None) == "slept"
+    assert hooks.around_stream(lambda *a: a, 1, [request()], True)[3:] == (None, False)
+    assert hooks.on_added(None, engine, request()) is None
 
 
 def test_look_and_tick_apart_nothing_of_ours_reaches_the_scheduler(rank: Rank) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from radix_policy.config import ConfigError
-from sglang_scout import cli, config, hicache, plugin, preflight, scheduler, warmup
+from sglang_scout import cli, config, hicache, plugin, preflight, scheduler, warmup_hooks
 
 
 def test_our_names() -> None:
@@ -160,5 +160,5 @@ def test_the_doctor_reads_the_headers_variable(monkeypatch: pytest.MonkeyPatch) 
     said = "\n".join(cli.lines(cli.examine()))
     assert "tree core: Python, for the Rust core is not as expected\n  rust.collect: missing" in said
     assert "warmup: can be turned on" in said
-    monkeypatch.setattr(preflight, "check", lambda seams=(): [gone] if warmup.SEAMS[0] in seams else [])
+    monkeypatch.setattr(preflight, "check", lambda seams=(): [gone] if warmup_hooks.SEAMS[0] in seams else [])
     assert "warmup: refused\n  rust.collect: missing" in "\n".join(cli.lines(cli.examine()))

@@ -16,7 +16,7 @@ from radix_policy.runtime import Runtime
 from radix_policy.simulator.loop import Loop, Outcome
 from radix_policy.simulator.warm import UNGATED, WarmLoop, held
 from radix_policy.warm_anchors import Anchor
-from radix_policy.warmup import SHORTEST, Held, Look, Planner, Slice, WarmupConfig, peek
+from radix_policy.warmup import SHORTEST, Held, Look, Planner, Slice, Victim, WarmupConfig, peek
 from radix_policy.workloads import SessionScript, Workload, make, make_call
 from tests.unit.small_workloads import workloads
 
@@ -153,6 +153,20 @@ def test_memory_is_taken_from_what_is_worth_less() -> None:
     bench = Bench("cachescout").rounds()
     assert peek(bench.runtime, Look(10, None)) is None
     assert isinstance(bench.plan(), Slice), "free memory costs nobody anything"
+
+
+def test_short_slices_are_warmed_in_a_full_pool_too() -> None:
+    bench = Bench(warmup_slice=16).rounds()
+    look = bench.plan(free=0)
+    assert isinstance(look, Look)
+    bench.planner.looked(look, [Victim(-1.0, 100, True)])
+    plan = bench.plan(free=0)
+    assert isinstance(plan, Slice) and plan.end - plan.begin == 16
+    bench = Bench().rounds()
+    look = bench.plan(free=0)
+    assert isinstance(look, Look)
+    bench.planner.looked(look, [Victim(-1.0, 20, True)])
+    assert bench.plan(free=0) is None and bench.why() == ["worth"], "but not what is left of a long one"
 
 
 def test_the_budget_holds() -> None:

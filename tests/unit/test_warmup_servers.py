@@ -43,7 +43,7 @@ class FakeServer:
         self.start_seconds = 1.5
         scout: dict[str, Any] = {"policy": policy, "faults": {}}
         if self.mode != "off":
-            scout["warmup"] = {"issued": 9, "tokens": 4000, "useful_tokens": 3000, "longest_slice_s": 0.25}
+            scout["warmup"] = {"on": True, "issued": 9, "tokens": 4000, "useful_tokens": 3000, "longest_slice_s": 0.25}
         more = {"policy": policy, "capacity": max_total_tokens, "scout": scout, "keep": 7 if self.mode == "off" else 99}
         self.fake = FakeSglang(**{**more, **self.fakes.get(self.mode, {})})
         self.command = self
@@ -150,6 +150,10 @@ def test_an_output_that_differs_fails_loudly(tmp_path: Path, capsys: pytest.Capt
     [
         ({"scout": None}, "round 1 off: 0 schedulers show the state of the plug-in, not one"),
         ({"scout": {"faults": {}, "warmup": {}}}, "round 1 off: the server runs with warmup on"),
+        (
+            {"scout": {"faults": {"warmup": 1}, "warmup": {"on": False}}},
+            "round 1 on: warmup switched itself off; faults: {'warmup': 1}",
+        ),
         ({"capacity": 100}, "the server has 100"),
         ({"longest": 1}, "no call was served; Input length"),
     ],
@@ -157,7 +161,7 @@ def test_an_output_that_differs_fails_loudly(tmp_path: Path, capsys: pytest.Capt
 def test_a_server_that_runs_something_else_is_one_line(
     fakes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    FakeServer.fakes = {"off": fakes}
+    FakeServer.fakes = {"on" if "round 1 on" in said else "off": fakes}
     status, printed, err = ran(capsys, *SMALL, *POINT)
     assert (status, printed) == (1, "") and said in err.splitlines()[-1]
 
@@ -213,7 +217,8 @@ def point(mode: str, number: int, mean: float, hit: float = 0.5, computed: int =
         "ttft_ms": {"mean": mean, "p50": mean / 2, "p99": 2 * mean},
         "hit_rate": hit,
         "computed_prefill_tokens": computed,
-        "warmup": None if mode == "off" else {"tokens": 2000, "useful_tokens": 500 * number},
+        "warmup": None if mode == "off" else {"on": True, "tokens": 2000, "useful_tokens": 500 * number},
+        "longest_slice_s": None if mode == "off" else 0.05 + 0.1 * (number - 1),
         "requests_digest": "r",
         "digest": "d",
         "session_digests": ["a", "b"],
@@ -233,10 +238,10 @@ def test_the_tables_hold_medians_and_changes_with_the_noise_of_off() -> None:
     better = [point("on", n, mean, 0.75, 2500) for n, mean in ((1, 80.0), (2, 60.0), (3, 75.0))]
     text = report([*OFF, *better])
     assert cells(text, "off") == [
-        ["pipeline", "1", "1.3F", "off", "100.00", "50.00", "200.00", "50.00", "5.00", "0.00", "0.00"]
+        ["pipeline", "1", "1.3F", "off", "100.00", "50.00", "200.00", "50.00", "5.00", "0.00", "0.00", "0.00"]
     ]
     median, change = cells(text, "on")
-    assert median[4:] == ["75.00", "37.50", "150.00", "75.00", "2.50", "2.00", "50.00"]
+    assert median[4:] == ["75.00", "37.50", "150.00", "75.00", "2.50", "2.00", "50.00", "250.00"]
     assert change[4:] == ["-25.00±7.00", "-25.00±7.00", "-25.00±7.00", "25.00±1.00", "-50.00±0.00"]
     assert text.endswith("beyond the noise: none")
 
