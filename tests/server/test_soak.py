@@ -107,7 +107,8 @@ def test_random_traffic(case: str, start_server: Any, post: Any) -> None:
         policy_config=CONFIGS.get(case),
         max_total_tokens=POOL,
         extra_args=flags,
-        env={**VERIFY, "SGLANG_SCOUT_VERIFY": "2", **env},
+        # SGLang looks this often whether the client of an answer in one piece is still there: in seconds, 4 by default
+        env={**VERIFY, "SGLANG_SCOUT_VERIFY": "2", "SGLANG_REQUEST_STATE_WAIT_TIMEOUT": "1", **env},
     )
     until = time.monotonic() + SECONDS
     if case == "warmup":  # needs a server that is idle now and then, and more anchors than fit
@@ -126,7 +127,8 @@ def test_random_traffic(case: str, start_server: Any, post: Any) -> None:
     seen = sum((client.seen for client in clients), Counter[str]())
     state = assert_sound(server)
     assert not seen["failed"] and not seen["wrong"] and seen["answered"] > len(clients) and seen["cached"] > 0
-    assert seen["cut off"] == 0 or state["counters"]["aborted"] > 0
+    if case != "warmup":  # two clients' answers can be done before SGLang looks
+        assert seen["cut off"] == 0 or state["counters"]["aborted"] > 0
     assert state["counters"]["device_calls"] > 10
     assert case == "host tier" or state["counters"]["trims"] > 0
     if case == "warmup":
