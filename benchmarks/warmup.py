@@ -27,6 +27,7 @@ from radix_policy.workloads import Workload, make
 WORKLOADS = "pipeline,debate,selector,random"
 POINTS = "1:1.3,1:2,1:8,4:3,4:6,4:16,16:8,16:16,16:48"  # concurrency:capacity in F: small, middle, ample
 MODES = ("off", "on", "ungated")
+IDENTITY = ("workload", "policy", "concurrency", "factor", "mode", "seed")
 TIMES = ("mean", "p50", "p99")
 MAX_FACTOR, MAX_SEEDS = 1e6, 1000
 SIMULATOR_ONLY = ("--seeds", "--jobs")
@@ -47,10 +48,7 @@ class Point(NamedTuple):
     def key(self) -> dict[str, Any]:
         """What tells the point from others in the result file."""
         found = self._asdict()
-        return {name: found[name] for name in ("workload", "policy", "concurrency", "factor", "mode", "seed")}
-
-
-IDENTITY = ("workload", "policy", "concurrency", "factor", "mode", "seed")
+        return {name: found[name] for name in IDENTITY}
 
 
 def add_parser(sub: Any) -> None:

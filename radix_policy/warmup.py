@@ -152,6 +152,11 @@ def peek(runtime: Runtime, look: Look) -> list[Victim] | None:
     return found
 
 
+def _stale(then: int, now: int) -> bool:
+    """Whether enough transitions were counted between two versions of them to look again."""
+    return now - then >= min(_LEARNED, 1 + then // 8)
+
+
 class _Known(NamedTuple):
     """An agent's successors, as of one version of the transitions."""
 
@@ -179,7 +184,7 @@ class _Called:
     def entropy(self, version: int) -> float:
         """Of the next agent, in bits; `version`: of the transitions, now."""
         at, found = self._entropy
-        if at < 0 or version - at >= min(_LEARNED, 1 + at // 8):
+        if at < 0 or _stale(at, version):
             found = _entropy([*self._counts.values()])
             self._entropy = (version, found)
         return found
@@ -434,7 +439,7 @@ class Planner:
         if not 0 <= agent < len(transitions):
             return _Known(0, 0.0, {})
         known = self._successors.get(agent)
-        if known is None or transitions.version - known.version >= min(_LEARNED, 1 + known.version // 8):
+        if known is None or _stale(known.version, transitions.version):
             counts = transitions.counts(agent)
             row = {j: p for j, p in enumerate(transitions.row(agent)) if p >= _RARE}
             known = self._successors[agent] = _Known(transitions.version, self.predictability_of(counts), row)

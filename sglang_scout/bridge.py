@@ -12,7 +12,7 @@ Each kind of fault is logged once with its traceback, and counted.
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from radix_policy.admission import AdmissionConfig
@@ -94,7 +94,7 @@ class Bridge:
         self.mendable = True  # False after one that an empty tree does not undo
         self.inserting: str | None = None  # rid of the request whose KV is being inserted
         self.warmup: Follower | None = None
-        self.own: Mapping[str, Any] = {}  # rids of the requests that warmup has in the engine
+        self.own: Collection[str] = ()  # rids of the requests that warmup has in the engine
         self.step = 0
         self.seconds = 0.0
         self.faults: dict[str, int] = {}

@@ -87,6 +87,10 @@ def _checked(seams: Iterable[preflight.Seam]) -> list[dict[str, Any]]:
     return [{"name": f.path, "problem": f.problem} for f in preflight.check(seams)]
 
 
+def _amiss(seams: Iterable[dict[str, Any]]) -> list[str]:
+    return [f"  {seam['name']}: {seam['problem']}" for seam in seams if seam["problem"] is not None]
+
+
 def _prepare() -> None:
     """SGLang's modules import only with its platform settled; without a GPU that is the CPU engine."""
     try:
@@ -113,17 +117,10 @@ def lines(report: dict[str, Any]) -> list[str]:
         out.append("SGLANG_PLUGINS leaves out `scout`: SGLang will not load the plug-in")
     if report["headers"]:
         out.append(report["headers"])
-    bad = [seam for seam in report["seams"] if seam["problem"] is not None]
-    out += ["", f"seams: {len(report['seams']) - len(bad)} of {len(report['seams'])} as expected"]
-    out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
-    bad = [seam for seam in report["rust_seams"] if seam["problem"] is not None]
-    out.append(
-        "tree core: " + ("Python, for the Rust core is not as expected" if bad else "Rust, where SGLang can use it")
-    )
-    out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
-    bad = [seam for seam in report["warmup_seams"] if seam["problem"] is not None]
-    out.append("warmup: " + ("refused" if bad else "can be turned on"))
-    out += [f"  {seam['name']}: {seam['problem']}" for seam in bad]
+    bad, rust, warm = (_amiss(report[kind]) for kind in ("seams", "rust_seams", "warmup_seams"))
+    out += ["", f"seams: {len(report['seams']) - len(bad)} of {len(report['seams'])} as expected", *bad]
+    core = "Python, for the Rust core is not as expected" if rust else "Rust, where SGLang can use it"
+    out += [f"tree core: {core}", *rust, f"warmup: {'refused' if warm else 'can be turned on'}", *warm]
     for name, keys in report["config"].items():
         out += ["", f"{config.FLAG} {name}, keys of {config.CONFIG_FLAG}:"]
         width = max(len(row["key"]) for row in keys)

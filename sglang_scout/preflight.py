@@ -252,14 +252,18 @@ def check(seams: Iterable[Seam] = SEAMS) -> list[Finding]:
     return [inspect_seam(seam) for seam in seams]
 
 
+def amiss(seams: Iterable[Seam]) -> list[str]:
+    """Those of the seams that are not as expected, one text each."""
+    return [f"{finding.path} {finding.problem}" for finding in check(seams) if finding.problem is not None]
+
+
 def problems() -> list[str]:
     """The seams that are not as expected, one text each.
 
     In a process without a scheduler (a tree in a test, say) only the modules that it has imported are looked at.
     """
     everything = SCHEDULER in sys.modules
-    seams = [seam for seam in SEAMS if everything or seam.module in sys.modules]
-    return [f"{finding.path} {finding.problem}" for finding in check(seams) if finding.problem is not None]
+    return amiss(seam for seam in SEAMS if everything or seam.module in sys.modules)
 
 
 def unsupported_flags(args: Any) -> str | None:

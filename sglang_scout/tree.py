@@ -403,7 +403,7 @@ def make_core(params: Any, components: Any) -> Any:
     # where Rust cannot be used SGLang logs why
     kind = "python" if _asked(params)[0] == "python" else resolve_tree_core_backend("rust", params)
     if kind == "rust":
-        odd_seams = [f"{f.path} {f.problem}" for f in preflight.check(preflight.RUST_SEAMS) if f.problem is not None]
+        odd_seams = preflight.amiss(preflight.RUST_SEAMS)
         if odd_seams:
             kind = "python"
             logger.warning("sglang-scout: not on SGLang's Rust tree core: %s", "; ".join(odd_seams))

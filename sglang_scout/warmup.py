@@ -53,7 +53,7 @@ class Warmup:
         self.on = True
         self.decides = False  # this rank broadcasts what clients send
         self.scheduler: Any = None
-        self.own: dict[str, int] = {}  # tokens of the slices in the engine, by rid
+        self.own: set[str] = set()  # rids of the slices in the engine
         self.recent: deque[str] = deque(maxlen=4)  # rids of the latest, which SGLang reports on after their end
         self.exporter: Any = None  # sglang_scout.warmup_metrics
         self.exports = True
@@ -287,7 +287,7 @@ class Warmup:
         return waiting
 
     def _register(self, request: Any) -> None:
-        self.own[request.rid] = len(request.input_ids)
+        self.own.add(request.rid)
         self.recent.append(request.rid)
 
     def _room(self) -> float:
@@ -314,7 +314,7 @@ class Warmup:
         req.finished_output = True
         if req.finished_len is None:
             req.finished_len = len(req.output_ids)
-        self.own.pop(req.rid, None)
+        self.own.discard(req.rid)
         if req.finished_reason.to_json()["type"] == "abort":
             self.planner.aborted()
         else:
@@ -323,7 +323,7 @@ class Warmup:
 
     def dropped(self, req: Any) -> None:
         """A slice was aborted before it ran."""
-        self.own.pop(req.rid, None)
+        self.own.discard(req.rid)
         self.planner.aborted()
 
     def _tell(self) -> None:

@@ -169,7 +169,7 @@ def problems(more: Sequence[Seam] = ()) -> list[str]:
     """What SGLang lacks for warmup, or of `more` seams, one text each."""
     from sglang_scout import preflight
 
-    found = [f"{f.path} {f.problem}" for f in preflight.check([*SEAMS, *more]) if f.problem is not None]
+    found = preflight.amiss([*SEAMS, *more])
     if not found:
         try:
             make_request("probe", TokenPrompt((1, 2, 3)), Space(None, None, None, None))

@@ -1,7 +1,5 @@
 """Traffic that warmup learns from, the moment when a slice runs, and what must hold once all is quiet."""
 
-import json
-import random
 import re
 import time
 import urllib.request
@@ -9,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.server import Server
-from launch.tiny_model import ORDINARY_TOKENS
+from tests.server.test_policy_server import prompt
+from tests.server.test_policy_server import states as states_of
 
 Generate = Callable[..., dict[str, Any]]
 Post = Callable[..., dict[str, Any]]
@@ -23,11 +22,6 @@ CONFIG = '{"warmup": true}'
 EAGER = '{"warmup": true, "warmup_p_min": 0.01, "warmup_share": 0, "warmup_slice": %d}'  # many slices, come what may
 
 _SLICE = re.compile(r"sglang-scout: warmup (\d+): tokens")  # with --log-level debug
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(ORDINARY_TOKENS) for _ in range(length)]
 
 
 def pipeline(
@@ -99,12 +93,6 @@ def provoke(server: Server, generate: Generate) -> None:
     tag = {"agent": "agent0", "session": f"provoked{since}", "next": "agent1"}
     generate(server.url, prompt(40, since), 1, custom_params={"scout": tag})
     await_slice(server, since)
-
-
-def states_of(server: Server) -> list[dict[str, Any]]:
-    """The plug-in's state on each data parallel rank."""
-    with urllib.request.urlopen(server.url + "/server_info", timeout=60) as response:
-        return [state["scout"] for state in json.load(response)["internal_states"]]
 
 
 def state_of(server: Server) -> dict[str, Any]:
